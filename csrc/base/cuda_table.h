@@ -130,6 +130,7 @@ struct CudaLaneRoom {
   int32_t lanes;         // at most
   uint64_t piece_bytes;  // of a collective on the whole, at most; half of it of all shares
 };
+inline constexpr int kCudaMostLanes = 32, kCudaMostSegments = 8;
 /// A schedule: of the planner of this name (schedule/planners.h), for a shape of this rank's.
 struct CudaLanes {
   char planner[32];
@@ -294,8 +295,9 @@ struct CudaTable {
                                CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
   /// begin, run, run_nvls or run_lanes for each piece, or spin or run_nccl once, end: nothing waits
-  /// for the device. Operations of an exchange come one after the other.
-  int32_t (*begin)(CudaExchange* exchange, CudaMoments* moments, uint64_t pieces,
+  /// for the device. Operations of an exchange come one after the other. `strands`: those that its
+  /// pieces name are fewer.
+  int32_t (*begin)(CudaExchange* exchange, CudaMoments* moments, uint64_t strands,
                    CudaFailure* failure);
   int32_t (*run)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
   /// Bytes that spin() takes, the same on all ranks, once all peers are mapped; 0: it cannot be

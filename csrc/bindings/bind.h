@@ -9,6 +9,9 @@ namespace farandole {
 
 namespace py = pybind11;
 
+/// Of types whose end may wait for devices and threads: what those run may need Python's lock.
+inline constexpr py::release_gil_before_calling_cpp_dtor kEndsUnlocked{};
+
 void bind_errors(py::module_& module);
 void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);

@@ -28,7 +28,8 @@ void bind_device_shards(py::module_& module) {
   py::class_<DeviceShards>(module, "DeviceShards",
                            "A sharded update's parameters on a device: updated there, or brought "
                            "to its buckets and back. `carried`: by parameter, whether it lies "
-                           "there.")
+                           "there.",
+                           kEndsUnlocked)
       .def(py::init([](ShardedUpdate& update, int device, std::vector<bool> carried) {
              refuse_in_child();
              require_cuda("a parameter");
@@ -95,7 +96,8 @@ void bind_device_gradients(py::module_& module) {
   py::class_<DeviceGradients, std::shared_ptr<DeviceGradients>>(
       module, "DeviceGradients",
       "Has a device's gradients reduced: where they lie, or in a reducer's buckets. `carried`: by "
-      "parameter, whether its gradients lie there.")
+      "parameter, whether its gradients lie there.",
+      kEndsUnlocked)
       .def(py::init(&carry), py::arg("reducer"), py::arg("device"), py::arg("carried"),
            py::keep_alive<1, 2>())
       .def(

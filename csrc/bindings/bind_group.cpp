@@ -279,7 +279,7 @@ void bind_group(py::module_& module) {
           "done", [](const PyHandle& h) { return h.is_done(); },
           "Whether wait() would return at once.");
 
-  py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A communicator.")
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A communicator.", kEndsUnlocked)
       .def_property_readonly("rank", &Group::rank)
       .def_property_readonly("size", &Group::size)
       .def_property_readonly("ranks", &Group::members)

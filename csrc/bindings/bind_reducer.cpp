@@ -14,7 +14,8 @@ constexpr size_t kNeverAlone = BucketLimits{}.alone_bytes;
 
 void bind_reducer(py::module_& module) {
   py::class_<Reducer, std::shared_ptr<Reducer>> type(
-      module, "Reducer", "Reduces a training step's gradients in buckets during backward.");
+      module, "Reducer", "Reduces a training step's gradients in buckets during backward.",
+      kEndsUnlocked);
   bind_step(type);
   type.def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
                        double prescale, double postscale, size_t bucket_bytes,

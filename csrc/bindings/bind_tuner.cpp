@@ -10,6 +10,7 @@
 #include "bindings/schedules.h"
 #include "devices/device_paths.h"
 #include "devices/step_plan.h"
+#include "schedule/cut.h"
 
 namespace farandole {
 namespace {
@@ -93,7 +94,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
                               const std::string& no_nccl, const std::string& no_nvls, int lanes,
                               size_t piece_bytes, size_t staged_piece_bytes) {
   const CollectiveSpec spec{.kind = collective_of(collective)};
-  const bool has_shares = !is_of_whole(spec.kind) && spec.kind != Collective::reduce_scatter;
+  const bool has_shares = !is_cut_by_elements(spec.kind) && spec.kind != Collective::reduce_scatter;
   const size_t count = bytes / size_of(dtype_of(dtype));
   const Shape shape{.size = ranks,
                     .count = has_shares ? count / static_cast<size_t>(ranks) : count};
@@ -103,7 +104,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
   question.no_nccl = no_nccl;
   question.no_nvls = no_nvls;
   question.spin_bytes = spin_bytes;
-  question.lanes = {lanes, piece_bytes};
+  if (piece_bytes > 0) question.lanes = {lanes, piece_bytes};
   question.staged_piece = staged_piece_bytes;
   py::list rows;
   for (const DeviceCandidate& c : explain_devices(question)) {

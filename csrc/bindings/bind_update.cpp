@@ -67,7 +67,8 @@ void bind_hyper_parameters(py::module_& module) {
 
 void bind_sharded_update(py::module_& module) {
   py::class_<ShardedUpdate, std::shared_ptr<ShardedUpdate>> type(
-      module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.");
+      module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.",
+      kEndsUnlocked);
   bind_step(type);
   type.def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
            py::arg("optimizer"), py::arg("slots"), py::arg("op") = "mean",

@@ -1,7 +1,9 @@
 #include "cuda/plans.h"
 
 #include <algorithm>
+#include <bit>
 
+#include "base/cuda_table.h"
 #include "base/error.h"
 #include "fold/kernels.h"
 #include "schedule/planners.h"
@@ -17,7 +19,7 @@ constexpr uint64_t kAccessesOfThread = 4;
 /// would only wait.
 constexpr uint64_t kBlocksAlone = 2048 / kThreads;
 /// Lanes beyond these would move no more, and leave less of the device to what runs beside them.
-constexpr uint32_t kMostLanes = 32;
+constexpr uint32_t kMostLanes = kCudaMostLanes;
 /// Smaller slots are handed over more often than they are worth, larger ones later than they could.
 constexpr uint64_t kLeastSlotBytes = 256, kMostSlotBytes = 16384;
 /// Scratch of any planner, in arrays of the piece's length; and packs that each lane may have
@@ -254,6 +256,12 @@ LaneTable lanes_of(const LanesAsked& asked, uint32_t rank, uint32_t size) {
     for (const Lane& lane : rest.lanes) last.insert(last.end(), lane.begin(), lane.end());
   }
   return lanes_of(schedule, asked.lanes);
+}
+
+/// In every lane a rank exchanges each segment at most twice with each other one.
+size_t longest_lane_table(uint32_t size) {
+  const size_t steps = size_t{kCudaMostSegments} * (2 * size + 2);
+  return std::bit_ceil(kMostLanes * (steps * sizeof(LaneStep) + 2 * sizeof(uint32_t)));
 }
 
 uint32_t most_blocks_alone(uint32_t processors) {

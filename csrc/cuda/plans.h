@@ -92,6 +92,8 @@ struct LanesAsked {
   bool operator==(const LanesAsked&) const = default;
 };
 LaneTable lanes_of(const LanesAsked& asked, uint32_t rank, uint32_t size);
+/// Bytes that the longest of those takes, of a rank of so many; a power of two.
+size_t longest_lane_table(uint32_t size);
 
 // Grid sizes.
 

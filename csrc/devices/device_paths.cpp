@@ -6,8 +6,8 @@
 #include "devices/nccl_plan.h"
 #include "devices/nvls_plan.h"
 #include "devices/step_plan.h"
+#include "schedule/cut.h"
 #include "schedule/planners.h"
-#include "stream/cut.h"
 
 namespace farandole {
 namespace {
@@ -197,7 +197,8 @@ std::string why_not_lanes(const DeviceQuestion& q) {
   if (q.apart && q.spec.kind != Collective::all_reduce)
     return "takes arrays that travel as one for all_reduce alone";
   // Schedules of shares have more scratch, and are not cut.
-  if (const size_t most = q.lanes.piece_bytes / 2; !is_of_whole(q.spec.kind) && q.bytes > most)
+  if (const size_t most = q.lanes.piece_bytes / 2;
+      !is_cut_by_elements(q.spec.kind) && q.bytes > most)
     return "takes " + std::to_string(most) + " bytes at most here";
   if (lanes_planner(q) == nullptr)
     return "there is no schedule '" + std::string(q.asked.planner) + "' of this level";
@@ -218,13 +219,12 @@ const Planner* lanes_planner(const DeviceQuestion& q) {
 Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRoom& room) {
   constexpr size_t kOfLane = 4 * 1024;      // bytes that are worth another block
   constexpr size_t kOfSegment = 64 * 1024;  // and another round
-  constexpr size_t kMostSegments = 8;
   const size_t bytes = amount_of(kind, shape) * element;
   const auto most = static_cast<size_t>(room.lanes);
   const size_t lanes = std::clamp<size_t>(bytes / kOfLane, 1, most);
   shape.lanes = static_cast<int>(lanes);
   shape.segments =
-      static_cast<int>(std::clamp<size_t>(bytes / lanes / kOfSegment, 1, kMostSegments));
+      static_cast<int>(std::clamp<size_t>(bytes / lanes / kOfSegment, 1, kCudaMostSegments));
   return shape;
 }
 

@@ -38,7 +38,7 @@ struct DeviceQuestion {
   CudaLaneRoom lanes{};     // no lanes: there is no such kernel for schedules
   size_t staged_piece = 0;  // bytes of those in which a long array goes by the host; 0: as a whole
   bool apart = false;       // it is of several arrays that travel as one
-  DeviceAsked asked{};      // likewise
+  DeviceAsked asked{};      // whose words live as long
 };
 
 /// As far as what is asked for says.

@@ -36,8 +36,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
     return times;
   }
 
-  void begin(CudaMoments& moments, size_t pieces) {
-    ask_cuda(library_.begin, exchange_.get(), &moments, pieces);
+  void begin(CudaMoments& moments, size_t strands) {
+    ask_cuda(library_.begin, exchange_.get(), &moments, strands);
   }
   void run(const CudaPiece& piece) { ask_cuda(library_.run, exchange_.get(), &piece); }
   /// Bytes that spin() takes; 0: ranks' kernels may not count on running at once.

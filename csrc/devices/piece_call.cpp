@@ -7,7 +7,8 @@
 namespace farandole {
 namespace {
 
-/// Runs nothing: ranks agree on the operation as a whole before its pieces.
+/// Runs nothing: ranks agree on the operation as a whole before its pieces. It has no state: one
+/// serves all calls, whose stream may ask it when they are gone.
 class ByHost : public Backend {
  public:
   std::string_view name() const override { return "devices"; }
@@ -35,7 +36,7 @@ bool lies_on_devices(const PlacedOperand& arrays) {
 std::shared_ptr<PieceCall> PieceCall::offer(Group& group, const Options& options,
                                             const std::vector<PlacedOperand>& arrays,
                                             const std::shared_ptr<StagedCopies>& copies) {
-  const size_t piece = piece_of(group, options, arrays);
+  const size_t piece = staged_piece_of(group, options, arrays);
   const bool by_elements = is_cut_by_elements(options.kind);
   if (piece == 0 || (!by_elements && !lies_on_devices(arrays.front()))) return nullptr;
   std::shared_ptr<PieceCall> made(new PieceCall(group, options, arrays.front(), copies, piece));
@@ -53,16 +54,16 @@ PieceCall::PieceCall(const Group& group, const CollectiveSpec& spec, const Place
       spec_(spec),
       arrays_(arrays),
       copies_(std::move(copies)),
-      piece_(piece),
-      backend_(std::make_unique<ByHost>()) {}
-
-PieceCall::~PieceCall() = default;
+      piece_(piece) {}
 
 std::shared_ptr<StagedPieces> PieceCall::pieces_of(const Shape& shape) const {
   return StagedPieces::of(copies_, spec_, arrays_, Cut(spec_.kind, shape, piece_), rank_);
 }
 
-Backend& PieceCall::backend() { return *backend_; }
+Backend& PieceCall::backend() {
+  static ByHost by_host;
+  return by_host;
+}
 
 std::shared_ptr<PiecesOnDevices> PieceCall::go_by_host(Operation& operation, size_t piece) {
   if (pieces_) return std::move(pieces_);

@@ -16,7 +16,6 @@ class PieceCall : public OnDevices {
   static std::shared_ptr<PieceCall> offer(Group& group, const Options& options,
                                           const std::vector<PlacedOperand>& arrays,
                                           const std::shared_ptr<StagedCopies>& copies);
-  ~PieceCall() override;
 
   Backend& backend() override;
   bool declines() const override { return true; }
@@ -34,7 +33,6 @@ class PieceCall : public OnDevices {
   std::shared_ptr<StagedCopies> copies_;
   size_t piece_;
   std::shared_ptr<StagedPieces> pieces_;  // that come already
-  std::unique_ptr<Backend> backend_;      // which declines
 };
 
 }  // namespace farandole

@@ -1,14 +1,15 @@
 #include "devices/staged_pieces.h"
 
-#include "devices/step_plan.h"
-
 #include <algorithm>
 #include <span>
 #include <utility>
 
+#include "devices/step_plan.h"
+
 namespace farandole {
-size_t piece_of(const Group& group, const Options& options,
-                const std::vector<PlacedOperand>& arrays) {
+
+size_t staged_piece_of(const Group& group, const Options& options,
+                       const std::vector<PlacedOperand>& arrays) {
   const bool named = !options.algorithm.empty() || !group.defaults().algorithm.empty();
   if (arrays.size() != 1 || named || options.epilogue || !can_be_cut(options.kind)) return 0;
   const auto& [input, output] = arrays.front().buffers();

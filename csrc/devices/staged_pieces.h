@@ -14,8 +14,8 @@ namespace farandole {
 
 /// Of a Cut, where arrays of such a call, which are checked, go by the host in pieces, on every
 /// rank that has them on devices; 0: as a whole.
-size_t piece_of(const Group& group, const Options& options,
-                const std::vector<PlacedOperand>& arrays);
+size_t staged_piece_of(const Group& group, const Options& options,
+                       const std::vector<PlacedOperand>& arrays);
 
 class StagedPieces : public PiecesOnDevices,
                      public Gate,

@@ -9,12 +9,13 @@
 #include "devices/nccl_plan.h"
 #include "devices/nvls_plan.h"
 #include "devices/staged_copies.h"
+#include "schedule/cut.h"
 
 namespace farandole {
 namespace {
 
 constexpr auto kSoon = std::chrono::milliseconds(1);
-// Within the steps: how ranks come by NCCL, and by a multicast object, which takes two numbers.
+// Within the steps: how ranks come by NCCL, and by a multicast object, which takes two keys.
 constexpr uint64_t kNcclNumber = 1, kNvlsNumber = 2;
 
 bool needs_parting(const PeerOffer& bucket) {
@@ -191,7 +192,7 @@ void StepBackend::choose() {
 
 /// Lanes cut the whole, and no shares.
 bool StepBackend::goes_in_pieces() const {
-  if (way_ == DeviceWay::lanes) return is_of_whole(operation_->kind);
+  if (way_ == DeviceWay::lanes) return is_cut_by_elements(operation_->kind);
   return way_ == DeviceWay::step || way_ == DeviceWay::nvls;
 }
 

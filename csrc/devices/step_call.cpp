@@ -191,7 +191,7 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
       operand_(operand),
       copies_(std::move(copies)),
       call_(call),
-      piece_(piece_of(group, options, arrays)) {
+      piece_(staged_piece_of(group, options, arrays)) {
   arrays_.in_place = std::ranges::all_of(placed_, [](const PlacedOperand& array) {
     return array.input.buffer.data == array.output.buffer.data;
   });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedule/cut.h"
 #include "schedule/slicing.h"
 
 namespace farandole {
@@ -19,7 +20,7 @@ bool has_places(const StepShape& s) {
 /// Elements of all that is cut: the whole, or the longest share.
 size_t length_of(const StepShape& s) {
   if (s.updates) return part({Space::input, 0, s.shape.count}, s.shape.size, 0).count;
-  return is_of_whole(s.kind) ? s.shape.count : largest_share(s.kind, s.shape);
+  return is_cut_by_elements(s.kind) ? s.shape.count : largest_share(s.kind, s.shape);
 }
 
 /// Elements that a piece takes, of the whole or of each share.
@@ -136,13 +137,8 @@ bool has_steps(Collective kind) {
   return kind != Collective::barrier && kind != Collective::send && kind != Collective::recv;
 }
 
-bool is_of_whole(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce ||
-         kind == Collective::broadcast;
-}
-
 size_t amount_of(Collective kind, const Shape& shape) {
-  if (is_of_whole(kind)) return shape.count;
+  if (is_cut_by_elements(kind)) return shape.count;
   if (kind != Collective::all_to_all) return all_shares(kind, shape);
   return largest_share(kind, shape) * static_cast<size_t>(shape.size);
 }
@@ -188,8 +184,9 @@ StepPiece piece_of(const StepShape& step, size_t index) {
 
 Slice stretch_of(const StepShape& step, size_t index) {
   const Slice all{Space::input, 0, step.shape.count};
-  return is_of_whole(step.kind) ? clip(all, {all.space, index * most_of(step), most_of(step)})
-                                : all;
+  return is_cut_by_elements(step.kind)
+             ? clip(all, {all.space, index * most_of(step), most_of(step)})
+             : all;
 }
 
 void lie_apart(StepPiece& piece, const Stretches& input, const Stretches& output) {

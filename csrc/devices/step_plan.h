@@ -35,9 +35,6 @@ struct StepPiece {
 /// Whether steps can run it.
 bool has_steps(Collective kind);
 
-/// Whether what is cut is the whole, and not each rank's share.
-bool is_of_whole(Collective kind);
-
 /// Elements of the longer of input and output, of the rank where that is longest.
 size_t amount_of(Collective kind, const Shape& shape);
 

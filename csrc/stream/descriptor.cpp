@@ -9,7 +9,7 @@
 
 #include "base/fixed_text.h"
 #include "base/hash.h"
-#include "stream/cut.h"
+#include "schedule/cut.h"
 
 namespace farandole {
 namespace {
@@ -188,7 +188,7 @@ bool lie_alike(const std::vector<Shown>& by_member) {
   });
 }
 
-size_t piece_of(const std::vector<Shown>& by_member) {
+size_t common_piece(const std::vector<Shown>& by_member) {
   uint64_t piece = 0;
   bool all_bring = true;
   for (const Shown& s : by_member) {

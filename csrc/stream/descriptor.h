@@ -42,6 +42,6 @@ std::optional<Error> disagreement(const std::vector<Shown>& by_member,
 /// the one difference that refuses nothing.
 bool lie_alike(const std::vector<Shown>& by_member);
 /// Of a Cut, where any of them brings its array to the host in pieces, and all can; 0: as a whole.
-size_t piece_of(const std::vector<Shown>& by_member);
+size_t common_piece(const std::vector<Shown>& by_member);
 
 }  // namespace farandole

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "stream/cut.h"
+#include "schedule/cut.h"
 #include "stream/operation.h"
 
 namespace farandole {

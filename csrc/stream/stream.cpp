@@ -324,7 +324,7 @@ Progress Stream::compare_all() {
     if (!all) return Progress::idle;
     refused = disagreement(*all, memory_.members);
     mixed_ = !refused && !lie_alike(*all);
-    piece_ = piece_of(*all);
+    piece_ = common_piece(*all);
     if (!refused && !mixed_)
       throw Error(ErrorCode::internal,
                   "ranks disagree on " + title() + ", but what they started looks the same");

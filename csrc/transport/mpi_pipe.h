@@ -37,7 +37,8 @@ struct MpiPipe {
     std::byte* place = nullptr;
     size_t count = 0, here = 0;
     int tag = 0;
-    bool over = false;  // the peer sends nothing there any more
+    bool over = false;   // the peer sends nothing there any more
+    bool burnt = false;  // whatever comes is too late
     MpiRequest request{};
     std::byte* memory() const { return place != nullptr ? place : bytes.get(); }
   };

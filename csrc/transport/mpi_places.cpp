@@ -79,14 +79,15 @@ void MpiPort::collect(const std::shared_ptr<MpiPipe>& pipe) {
   for (MpiPipe::Piece& piece : std::exchange(pipe->later, {})) keep(*pipe, std::move(piece));
 }
 
-/// True when nothing is posted for it any more. A message may bring less than there is place for;
-/// an empty one says that no more will come, which the sender's verdict explains.
+/// True when nothing is posted for it any more. A message may bring less than there is place for:
+/// the rest comes, or an empty one, which says that no more will, as the sender's verdict explains.
 bool MpiPort::receive_rest(MpiLink& link, MpiPipe::Awaited& awaited, bool ends) {
   size_t bytes = 0;
   if (awaited.over) return ends;
   if (!functions_->test(awaited.request, &bytes)) return false;
+  if (awaited.burnt) return true;
   awaited.over = bytes == 0;
-  if (ends || awaited.over) return ends;
+  if (awaited.over) return ends;
   awaited.here += bytes;
   if (awaited.here > awaited.count) throw foreign_message(link.peer);
   if (awaited.here == awaited.count) return true;
@@ -170,6 +171,7 @@ void MpiPort::cancel_awaited(MpiPipe& pipe) {
     if (awaited.over) continue;
     functions_->cancel(awaited.request);
     burnt_tags().insert(awaited.tag);
+    awaited.burnt = true;
   }
 }
 

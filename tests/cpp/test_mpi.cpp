@@ -366,6 +366,21 @@ TEST(mpi_lets_go_of_memory_at_once_where_both_ends_have_failed) {
   CHECK(let_go(late, early, std::chrono::milliseconds(200)) == std::pair(Held::no, Held::no));
 }
 
+TEST(mpi_leaves_nothing_on_its_way_to_a_place_that_was_begun) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(kLong);
+  std::vector<std::byte> place(kLong);
+  in.offer(place.data(), kLong);
+  CHECK(out.place_for(bytes));
+  CHECK_EQUAL(out.write(std::span(bytes).first(kLong - 1000)), kLong - 1000);
+  CHECK(in.let_go() == Held::for_now);  // the rest has not come
+  const auto held = let_go(out, in, std::chrono::milliseconds(200));
+  CHECK(held == std::pair(Held::no, Held::no));
+  for (const auto& [ends, pipe] : two.mpi->pipes)
+    if (std::get<2>(ends) >= kMpiFirstPlace) CHECK(pipe.sent.empty() && pipe.posted.empty());
+}
+
 TEST(mpi_answers_a_place_for_a_channel_that_was_shut) {
   const Two two;
   MpiChannel other = two.channel(0, kStream + 1), in = two.channel(1);

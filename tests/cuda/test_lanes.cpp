@@ -211,6 +211,8 @@ TEST(cuda_lanes_have_room_for_the_scratch_of_every_planner) {
             const LaneTable made = lanes_of(asked, static_cast<uint32_t>(rank), ranks);
             CHECK(made.scratch * sizeof(uint64_t) <= room.scratch_bytes);
             CHECK_EQUAL(made.lanes(), static_cast<uint32_t>(lanes));
+            CHECK(std::span(made.steps).size_bytes() + std::span(made.first).size_bytes() <=
+                  longest_lane_table(ranks));
           }
         }
   }

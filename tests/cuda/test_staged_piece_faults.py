@@ -36,13 +36,15 @@ def left_by(rank: Rank) -> list[str]:
     return list(rank.machine.leave())
 
 
-def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
+def goes_wrong(call: str, nth: int, kind: str = "all_reduce") -> tuple[str, int | None, list[str]]:
     rank = Rank("interface")
     x, _ = rank.pair(6 * PIECE // 4, "float32")
-    fd.all_reduce(x, out=x)
+    y = x if kind == "all_reduce" else rank.array(fd.size() * 6 * PIECE // 4, "float32")
+    operation: Any = getattr(fd, kind)
+    operation(x, out=y)
     rank.machine.call("cuStreamSynchronize", x.stream)
     let_fail(rank, call, nth)
-    said = error_of(lambda: fd.all_reduce(x, out=x, async_op=True, name="gradient").wait(), 3)
+    said = error_of(lambda: operation(x, out=y, async_op=True, name="gradient").wait(), 3)
     return *said, left_by(rank)
 
 
@@ -63,6 +65,14 @@ def test_a_call_of_the_driver_that_fails(in_pieces: Start, call: str, nth: int) 
     assert one == other
     assert one[0].startswith("rank 1: cannot ")
     assert one[1:] == (1, ["", ""]), "all that was taken is given back"
+
+
+def test_the_first_copy_of_shares_that_fails(in_pieces: Start) -> None:
+    """Which begins when all have agreed."""
+    one, other = how_it_went_wrong(in_pieces(2), goes_wrong, "cuMemcpyAsync", 1, "all_gather")
+    assert one == other
+    assert one[0].startswith("rank 1: cannot copy")
+    assert one[1:] == (1, ["", ""])
 
 
 def says_which() -> tuple[str | None, str | None]:

@@ -3,6 +3,8 @@ the kernels' own source: the bits are the host's, and no host waits for a device
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -477,3 +479,20 @@ def groups() -> None:
 
 def test_groups_that_come_and_go(by_steps: Start) -> None:
     by_steps(2).run(groups)
+
+
+def leaves_early() -> None:
+    """While a function of Python's is in the stream that the last operation waits for."""
+    rank = Rank("interface")
+    x, _ = rank.pair(50_000, "float32")
+    y = rank.array(50_000, "float32")
+    fd.all_reduce(x, out=y)
+    y.get()
+    slow = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(0.2))
+    rank.machine.call("cuLaunchHostFunc", rank.machine.streams[rank.device], slow, None)
+    fd.all_reduce(x, out=y)
+    rank.end()
+
+
+def test_who_ends_a_world_leaves_its_streams_the_interpreter(by_steps: Start) -> None:
+    by_steps(2).run(leaves_early)

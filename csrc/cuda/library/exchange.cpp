@@ -74,11 +74,17 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       rescue_(context),
       strands_{Strand(context), Strand(context)} {}
 
-void Exchange::open_bucket(const void* image) {
+void Exchange::open_bucket(const void* image, const void* nvls) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
   load_kernels();
-  scratch_ = allocate_device(context_, kCudaStrands * scratch_bytes(), Sharing::none);
+  try {
+    nvls_kernels_ = NvlsBucket::load_kernels(context_, nvls);
+  } catch (const Error& error) {
+    no_nvls_ = error;
+  }
+  if (!in_graphs_)
+    scratch_ = allocate_device(context_, kCudaStrands * scratch_bytes(), Sharing::none);
   tables_.emplace(context_);
   if (lane_flag_bytes_ > 0) lane_tables_.emplace(context_, rank_, size_);
   bucket_ = make_bucket(context_, bucket_bytes());
@@ -193,11 +199,11 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 // ---- an operation ----
 
 /// Every strand begins behind what the first one had before: operations come one after the other.
-void Exchange::begin(Moments& moments, uint64_t pieces) {
+void Exchange::begin(Moments& moments, uint64_t strands) {
   if (let_go_) throw Error(ErrorCode::internal, "another rank's device has left this exchange");
   open_ = true;
   unpack_.clear();  // of one that was aborted
-  strands_used_ = std::min<uint64_t>(pieces, strands_.size());
+  strands_used_ = std::min<uint64_t>(strands, strands_.size());
   Strand& first = strands_[0];
   first.stream.wait(moments.ready);
   if (moments.begun) moments.begun->record(first.stream);

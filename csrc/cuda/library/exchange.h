@@ -57,8 +57,9 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
-  void open_bucket(const void* image);
+  /// `image`: the kernels; `nvls`: those for a switch, null: none. Throws Error(device) where the
+  /// device lacks what it takes.
+  void open_bucket(const void* image, const void* nvls);
   /// Then: what the others need of it.
   MemoryExport share() const { return bucket_->share(); }
   uint32_t multiprocessors() const;
@@ -70,8 +71,8 @@ class Exchange {
   std::unique_ptr<Moments> moments(const StreamRef& stream, Timing timing = Timing::off);
   void give_back(std::unique_ptr<Moments> moments);
 
-  /// Of so many pieces.
-  void begin(Moments& moments, uint64_t pieces);
+  /// On so many strands, at most.
+  void begin(Moments& moments, uint64_t strands);
   void run(const CudaPiece& piece);
   uint64_t spin_bytes(bool granted) const;
   void spin(const CudaPiece& piece, bool granted);
@@ -80,7 +81,7 @@ class Exchange {
   uint32_t end(Moments& moments);
 
   /// This rank's part in a multicast object, which the first rank makes.
-  NvlsBucket& open_nvls(const void* image);
+  NvlsBucket& open_nvls();
   NvlsBucket* nvls() { return nvls_ ? &*nvls_ : nullptr; }
   void close_nvls() { nvls_.reset(); }
   /// In place of run(): the switch folds.
@@ -133,14 +134,15 @@ class Exchange {
   LaneFlags* lane_flags_of(uint32_t rank) const;
   Peers spinning_peers() const;
   void move(int32_t strand, std::string_view what, std::span<const Move> moves);
-  void move_in(const CudaPiece& piece);
-  void move_out(const CudaPiece& piece);
+  /// `own`: this rank's bucket, or what stands for it.
+  void move_in(const CudaPiece& piece, DevicePointer own);
+  void move_out(const CudaPiece& piece, DevicePointer own);
   void meet(int32_t strand);
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
   uint64_t scratch_bytes() const;
-  void scale_leaves(const CudaPiece& piece, DevicePointer bucket, uint64_t bytes);
+  void scale_leaves(const CudaPiece& piece, DevicePointer bucket);
   void fold_by_switch(const CudaPiece& piece);
   DevicePointer pack_of(uint64_t bytes);
   void load_kernels();
@@ -170,11 +172,13 @@ class Exchange {
   uint32_t least_multiprocessors_;
   std::optional<CapturedSteps> captured_;
   Arrivals arrivals_;
-  uint32_t spun_ = 0;                                 // meetings of kernels that spin
-  PinnedMemory abort_;                                // a word that ends kernels which spin
-  std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
-  std::vector<Move> unpack_;                          // once it has launched
-  std::unique_ptr<DeviceMemory> scratch_;             // of norms, by strand
+  uint32_t spun_ = 0;                                        // meetings of kernels that spin
+  PinnedMemory abort_;                                       // a word that ends kernels which spin
+  std::vector<std::unique_ptr<DeviceMemory>> packs_;         // for NCCL: the last one is used
+  std::vector<Move> unpack_;                                 // once it has launched
+  std::unique_ptr<DeviceMemory> scratch_;                    // of norms, by strand
+  std::shared_ptr<const NvlsBucket::Kernels> nvls_kernels_;  // null: no switch can be used
+  std::optional<Error> no_nvls_;                             // why they could not be loaded
   std::optional<NvlsBucket> nvls_;
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two

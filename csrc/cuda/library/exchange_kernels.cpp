@@ -20,11 +20,11 @@ void Exchange::load_kernels() {
     if (mailbox_bytes_ > 0) load(kernel_name("one_shot", d.dtype));
     if (lane_flag_bytes_ > 0) load(kernel_name("lanes", d.dtype));
   }
+  if (in_graphs_) return;  // their moves are copies, and they update nothing
   for (const DType dtype : {DType::float32, DType::float64}) {
     load(kernel_name("update", dtype));
     load(kernel_name("norms", dtype));
   }
-  if (in_graphs_) return;  // their moves are copies
   for (const DType width : kOfWidth) {
     load(kernel_name("gather", width, width));
     load(kernel_name("scatter", width, width));
@@ -64,16 +64,17 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
   for (uint32_t r = 0; r < size_; ++r) mailboxes[r] = at_address(mailbox_of(r));
   // Arrays that lie apart are brought together first.
   const bool apart = piece.ins > 0;
-  const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
+  const DevicePointer bucket = bucket_of(rank_, piece.strand);
+  const DevicePointer input = apart ? bucket : piece.input;
   const DevicePointer output = apart ? input : piece.output;
-  move_in(piece);
+  move_in(piece, bucket);
   if (piece.count > 0) ++spun_;
   const OneShot job = all_reduce_in_one(spinning_peers(), at_address(input), at_address(output),
                                         std::span(mailboxes).first(size_), piece.count, folding);
   kernel(kernel_name("one_shot", folding.dtype))
       .launch(strands_[0].stream,
               {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
-  move_out(piece);
+  move_out(piece, bucket);
 }
 
 // ---- a schedule ----
@@ -113,7 +114,7 @@ void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool gr
     throw Error(ErrorCode::internal, "a schedule that kernels which run at once cannot take");
   const DevicePointer here = bucket_of(rank_, 0);
   const bool apart = piece.ins > 0;
-  move_in(piece);
+  move_in(piece, here);
   ++spun_;
   Lanes job{
       .peers = spinning_peers(),
@@ -132,7 +133,7 @@ void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool gr
   }
   kernel(kernel_name("lanes", folding.dtype))
       .launch(stream, {.blocks = plan.lanes, .threads = kThreads}, job);
-  move_out(piece);
+  move_out(piece, here);
 }
 
 }  // namespace farandole::cuda

@@ -1,7 +1,6 @@
 // What an exchange does with one piece that the switch between the devices folds: the steps of
 // exchange_pieces.cpp, in a bucket that all devices have at one address.
 #include <array>
-#include <vector>
 
 #include "cuda/library/exchange.h"
 
@@ -12,34 +11,28 @@ constexpr uint64_t kPackBytes = 16;
 
 }  // namespace
 
-NvlsBucket& Exchange::open_nvls(const void* image) {
-  return nvls_.emplace(context_, rank_, size_, strand_bytes_, image);
+NvlsBucket& Exchange::open_nvls() {
+  if (no_nvls_) throw Error(*no_nvls_);
+  return nvls_.emplace(context_, rank_, size_, strand_bytes_, nvls_kernels_);
 }
 
 void Exchange::run_nvls(const CudaPiece& piece) {
   const DevicePointer bucket = nvls_->own(piece.strand);
-  std::vector<Move> moves;
-  uint64_t bytes = 0;
-  for (const CudaMove& one : std::span(piece.in, piece.ins)) {
-    moves.push_back({bucket + one.to, piece.input + one.from, one.bytes});
-    bytes += one.bytes;
-  }
-  move(piece.strand, "gather", moves);
-  scale_leaves(piece, bucket, bytes);
+  move_in(piece, bucket);
+  scale_leaves(piece, bucket);
   meet(piece.strand);
   if (piece.count > 0) fold_by_switch(piece);
   meet(piece.strand);
-  moves.clear();
-  for (const CudaMove& one : std::span(piece.out, piece.outs))
-    moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
-  move(piece.strand, "scatter", moves);
+  move_out(piece, bucket);
 }
 
 /// The switch takes elements as they are: where they are scaled first, they are folded alone.
-void Exchange::scale_leaves(const CudaPiece& piece, DevicePointer bucket, uint64_t bytes) {
+void Exchange::scale_leaves(const CudaPiece& piece, DevicePointer bucket) {
   Folding folding = folding_of(piece);
   folding.scales.finish = {};
   if (folding.scales.leaf.is_identity()) return;
+  uint64_t bytes = 0;
+  for (const CudaMove& one : std::span(piece.in, piece.ins)) bytes += one.bytes;
   const std::array<const void*, 1> from{at_address(bucket)};
   const std::array<void*, 1> to{at_address(bucket)};
   const TwoShot job{.peers = {},

@@ -21,29 +21,31 @@ constexpr size_t kFewMoves = 4;
 }  // namespace
 
 void Exchange::run(const CudaPiece& piece) {
-  move_in(piece);
+  const DevicePointer bucket = bucket_of(rank_, piece.strand);
+  move_in(piece, bucket);
   meet(piece.strand);
   if (piece.count > 0) fold(piece);
   update(piece);
   norm(piece);
-  if (piece.folds_to == kFoldsToOutput) move_out(piece);
+  if (piece.folds_to == kFoldsToOutput) move_out(piece, bucket);
   meet(piece.strand);
-  if (piece.folds_to != kFoldsToOutput) move_out(piece);
+  if (piece.folds_to != kFoldsToOutput) move_out(piece, bucket);
 }
 
-void Exchange::move_in(const CudaPiece& piece) {
+void Exchange::move_in(const CudaPiece& piece, DevicePointer own) {
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.in, piece.ins))
-    moves.push_back({bucket_of(rank_, piece.strand) + one.to, piece.input + one.from, one.bytes});
+    moves.push_back({own + one.to, piece.input + one.from, one.bytes});
   move(piece.strand, "gather", moves);
 }
 
-void Exchange::move_out(const CudaPiece& piece) {
+void Exchange::move_out(const CudaPiece& piece, DevicePointer own) {
   std::vector<Move> moves;
-  for (const CudaMove& one : std::span(piece.out, piece.outs))
-    moves.push_back({piece.output + one.to,
-                     bucket_of(static_cast<uint32_t>(one.rank), piece.strand) + one.from,
-                     one.bytes});
+  for (const CudaMove& one : std::span(piece.out, piece.outs)) {
+    const auto from = static_cast<uint32_t>(one.rank);
+    const DevicePointer bucket = from == rank_ ? own : bucket_of(from, piece.strand);
+    moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
+  }
   move(piece.strand, "scatter", moves);
 }
 

@@ -56,7 +56,7 @@ int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor
   return guarded(failure, [&] {
     if (kernel_image() == nullptr)
       throw Error(ErrorCode::device, "this build of farandole has no kernels: it had no nvcc");
-    exchange->exchange.open_bucket(kernel_image());
+    exchange->exchange.open_bucket(kernel_image(), nvls_image());
     MemoryExport shared = exchange->exchange.share();
     *mine = {shared.id.process,
              shared.id.number,
@@ -241,7 +241,7 @@ int32_t offer_nvls(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
     if (nvls_image() == nullptr)
       throw Error(ErrorCode::device,
                   "this build of farandole has no kernels for NVLS: it had no nvcc of CUDA 12.2");
-    *descriptor = exchange->exchange.open_nvls(nvls_image()).offer(*mine).release();
+    *descriptor = exchange->exchange.open_nvls().offer(*mine).release();
     return 1;
   });
 }

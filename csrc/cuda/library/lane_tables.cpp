@@ -5,18 +5,16 @@
 #include <cstring>
 
 namespace farandole::cuda {
-namespace {
-
-/// Room of a table: enough for eight ranks in all lanes. Longer ones have memory of their own.
-constexpr size_t kTableBytes = size_t{64} << 10;
-
-}  // namespace
 
 LaneTables::LaneTables(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size)
-    : context_(std::move(context)), rank_(rank), size_(size) {
-  const auto memory = std::make_shared<const Memory>(context_, kKept * kTableBytes);
-  for (size_t i = 0; i < kKept; ++i)
-    tables_.push_back({.memory = memory, .offset = i * kTableBytes, .bytes = kTableBytes});
+    : context_(std::move(context)),
+      rank_(rank),
+      size_(size),
+      kept_(std::max(kFewest, kRoom / longest_lane_table(size))) {
+  const size_t each = longest_lane_table(size_);
+  const auto memory = std::make_shared<const Memory>(context_, kept_ * each);
+  for (size_t i = 0; i < kept_; ++i)
+    tables_.push_back({.memory = memory, .offset = i * each, .bytes = each});
 }
 
 const LanesThere& LaneTables::get(const StreamRef& stream, const LanesAsked& asked,
@@ -44,22 +42,19 @@ const LanesThere& LaneTables::get(const StreamRef& stream, const LanesAsked& ask
   return table.plan;
 }
 
-/// That of one that nobody reads any more, or more memory: of which as many are kept that did not
-/// fit. It comes first.
+/// That of one that nobody reads any more. Where all are read, by so many operations in flight, it
+/// takes more memory. It comes first.
 LaneTables::Table& LaneTables::room_for(size_t bytes, const CompletionCount& completions) {
-  if (bytes <= kTableBytes || tables_.size() >= 2 * kKept) {
-    const auto old = std::ranges::find_if(tables_.rbegin(), tables_.rend(), [&](const Table& t) {
-      return t.bytes >= bytes && t.read_at && completions.reached(*t.read_at);
-    });
-    if (old != tables_.rend()) {
-      tables_.splice(tables_.begin(), tables_, std::next(old).base());
-      tables_.front().asked = {};
-      tables_.front().read_at.reset();
-      return tables_.front();
-    }
-  }
-  const size_t room = std::max(kTableBytes, std::bit_ceil(bytes));
-  tables_.push_front({.memory = std::make_shared<const Memory>(context_, room), .bytes = room});
+  const size_t room = longest_lane_table(size_);
+  if (bytes > room) throw Error(ErrorCode::internal, "a schedule is longer than those of all ways");
+  const auto old = std::ranges::find_if(tables_.rbegin(), tables_.rend(), [&](const Table& t) {
+    return t.read_at && completions.reached(*t.read_at);
+  });
+  if (old != tables_.rend())
+    tables_.splice(tables_.begin(), tables_, std::next(old).base());
+  else
+    tables_.push_front({.memory = std::make_shared<const Memory>(context_, room), .bytes = room});
+  tables_.front().asked = {};
   tables_.front().read_at.reset();
   return tables_.front();
 }

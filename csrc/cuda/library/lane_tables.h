@@ -26,8 +26,8 @@ struct LanesThere {
 /// Of one rank. What was used least recently makes room for others.
 class LaneTables {
  public:
-  /// Takes the room of kKept tables at once: to allocate it later may wait for all that runs on the
-  /// device, kernels that wait for other ranks included.
+  /// Takes room for many at once: to allocate it later may wait for all that runs on the device,
+  /// kernels that wait for other ranks included.
   LaneTables(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size);
 
   /// Good for what follows in the stream, until end().
@@ -37,7 +37,7 @@ class LaneTables {
   void end(uint32_t number);
 
  private:
-  static constexpr size_t kKept = 64;
+  static constexpr size_t kRoom = 4 << 20, kFewest = 8;  // bytes of all, and tables
   struct Memory {
     Memory(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
         : here(context, bytes), there(allocate_device(context, bytes, Sharing::none)) {}
@@ -57,6 +57,7 @@ class LaneTables {
 
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
+  size_t kept_;
   std::list<Table> tables_;  // what was used last comes first
 };
 

@@ -23,7 +23,7 @@ MeasuredRanks::Rank::Rank(const MeasuredDevice& device, const CudaMeasurement& a
     : input(device.array(asked.bytes, static_cast<DType>(asked.dtype), kMeasuredNumber)),
       output(device.array(asked.bytes, static_cast<DType>(asked.dtype), 0)),
       exchange(device.context(), shape) {
-  exchange.open_bucket(kernel_image());
+  exchange.open_bucket(kernel_image(), nullptr);
 }
 
 MeasuredRanks::Rank::~Rank() {
@@ -163,10 +163,15 @@ double MeasuredRanks::host_seconds() {
   all_ranks([&](uint32_t r) {
     for (int i = 0; i < asked_.rounds; ++i) {
       together.arrive_and_wait();
-      const TimePoint begin = now();
-      launch(r);
-      while (!ranks_[r].exchange.is_complete(ranks_[r].number)) relax();
-      if (r == 0) took.push_back(seconds(now() - begin));
+      try {
+        const TimePoint begin = now();
+        launch(r);
+        while (!ranks_[r].exchange.is_complete(ranks_[r].number)) relax();
+        if (r == 0) took.push_back(seconds(now() - begin));
+      } catch (...) {
+        together.arrive_and_drop();
+        throw;
+      }
     }
   });
   std::ranges::nth_element(took, took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2));

@@ -26,14 +26,25 @@ std::string why_not(const DeviceProperties& device) {
 
 }  // namespace
 
+std::shared_ptr<const NvlsBucket::Kernels> NvlsBucket::load_kernels(
+    const std::shared_ptr<const DeviceContext>& context, const void* image) {
+  if (image == nullptr || !why_not(context->device()).empty()) return nullptr;
+  auto kernels = std::make_shared<Kernels>();
+  const auto module = DeviceModule::load(context, image);
+  for (const char* name : kKernels) kernels->emplace(name, module->function(name));
+  return kernels;
+}
+
 NvlsBucket::NvlsBucket(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size,
-                       uint64_t strand_bytes, const void* image)
-    : context_(std::move(context)), rank_(rank), size_(size), strand_bytes_(strand_bytes) {
+                       uint64_t strand_bytes, std::shared_ptr<const Kernels> kernels)
+    : context_(std::move(context)),
+      rank_(rank),
+      size_(size),
+      strand_bytes_(strand_bytes),
+      kernels_(std::move(kernels)) {
   const DeviceProperties& device = context_->device();
   if (const std::string why = why_not(device); !why.empty())
     throw Error(ErrorCode::device, device.label() + " " + why);
-  const auto module = DeviceModule::load(context_, image);
-  for (const char* name : kKernels) kernels_.emplace(name, module->function(name));
 }
 
 Fd NvlsBucket::offer(CudaNvls& mine) {
@@ -56,7 +67,7 @@ void NvlsBucket::join(const CudaNvls& first, const Fd& descriptor) {
 }
 
 const DeviceFunction& NvlsBucket::kernel(DType dtype) const {
-  return kernels_.at(kernel_name("nvls", dtype));
+  return kernels_->at(kernel_name("nvls", dtype));
 }
 
 }  // namespace farandole::cuda

@@ -15,9 +15,14 @@ namespace farandole::cuda {
 
 class NvlsBucket {
  public:
-  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
+  using Kernels = std::map<std::string, DeviceFunction>;  // by name
+  /// All, of an image that may be null. Null where the device can use none.
+  static std::shared_ptr<const Kernels> load_kernels(
+      const std::shared_ptr<const DeviceContext>& context, const void* image);
+
+  /// Throws Error(device) where the device lacks what it takes.
   NvlsBucket(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size,
-             uint64_t strand_bytes, const void* image);
+             uint64_t strand_bytes, std::shared_ptr<const Kernels> kernels);
 
   /// What the others need of this rank. The descriptor is there on the first one, which makes the
   /// object.
@@ -43,7 +48,7 @@ class NvlsBucket {
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   uint64_t strand_bytes_;
-  std::map<std::string, DeviceFunction> kernels_;  // all, by name
+  std::shared_ptr<const Kernels> kernels_;
   std::unique_ptr<Multicast> multicast_;
 };
 

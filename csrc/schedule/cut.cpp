@@ -1,4 +1,4 @@
-#include "stream/cut.h"
+#include "schedule/cut.h"
 
 #include <algorithm>
 #include <numeric>
