@@ -30,9 +30,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-import training_step
-
 import farandole.torch as fd
+import training_step
 from farandole._bench.statistics import median, median_interval
 from farandole.data import share
 

@@ -99,7 +99,8 @@ Held MpiPort::let_go(MpiReduction& reduction) {
       ends(reduction);
     });
   if (reduction.stage == MpiReduction::Stage::complete) return Held::no;
-  const Duration patience = begun || !joined_.empty() ? Duration(kLongestHold) : Duration(kListening);
+  const Duration patience =
+      begun || !joined_.empty() ? Duration(kLongestHold) : Duration(kListening);
   if (state_ == State::open && now() - reduction.ends_since < patience) return Held::for_now;
   if (!begun) return Held::no;
   lose("not all ranks took part in ending an all-reduce by MPI, which may still use its memory");
