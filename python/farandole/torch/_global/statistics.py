@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from farandole._core import InvalidArgument
 from farandole.common._objects import gathered
 from farandole.common._reduction import Max, Sum
 from farandole.data._logical import Block, fold
-from farandole.torch.ops import allreduce
+from farandole.torch.ops import allreduce_async, synchronize
 
 _SAME, _CHANGED, _STRANGE = 0, 1, 2
 
@@ -33,6 +33,7 @@ class Statistics:
         self._before: dict[str, torch.Tensor] = {}
         self._parts: list[dict[str, torch.Tensor]] = []  # what each of this rank's has changed
         self._strange: set[str] = set()  # what nobody can join
+        self._joined: set[str] = set()  # what some rank's parts have changed: they will again
         self._open = False
 
     def begin_batch(self) -> None:
@@ -70,15 +71,23 @@ class Statistics:
         if not self._open:
             return
         self._open = False
-        names = self._changed_anywhere()
-        if not names:
-            return
+        mine = self._flags()
+        expected = [name for name in self._before if name in self._joined]
+        *values, flags = over_ranks([*map(self._of_this_rank, expected), mine])
+        if bool((flags == _STRANGE).any()):
+            self._refuse(mine)
+        changed = [n for n, flag in zip(self._before, flags, strict=False) if flag == _CHANGED]
+        others = [name for name in changed if name not in self._joined]
+        found = dict(zip(expected, values, strict=True))
+        if others:
+            found.update(zip(others, over_ranks([*map(self._of_this_rank, others)]), strict=True))
+            self._joined.update(others)
         now = dict(self._model.named_buffers())
-        values = [self._of_this_rank(name) for name in names]
-        for name, value in zip(names, _over_ranks(values), strict=True):
-            if value.is_floating_point():
-                value = value * (1.0 / self._block.parts)
-            now[name].copy_(value)
+        for name in changed:
+            value = found[name]
+            now[name].copy_(
+                value * (1.0 / self._block.parts) if value.is_floating_point() else value
+            )
 
     def forget(self) -> None:
         """A batch that is left before its end leaves nothing behind."""
@@ -90,23 +99,25 @@ class Statistics:
                     if name in now and now[name].shape == before.shape:
                         now[name].copy_(before)
 
-    def _changed_anywhere(self) -> list[str]:
+    def _flags(self) -> torch.Tensor:
+        """By buffer; and of those that are no buffers of all ranks."""
         flags = [self._flag(name) for name in self._before]
         flags.append(_STRANGE if self._strange - self._before.keys() else _SAME)
-        mine = np.array([flags], np.uint8)
-        theirs = mine
+        return torch.tensor(flags)
+
+    def _refuse(self, mine: torch.Tensor) -> NoReturn:
+        """On all ranks: names one that has such a buffer."""
+        flags = mine.numpy()[None].astype(np.uint8)
+        theirs = flags
         if _world.size() > 1:
-            theirs = gathered(mine, "changed buffers of a GlobalBatch", 0)
+            theirs = gathered(flags, "changed buffers of a GlobalBatch", 0)
         ranks, places = np.nonzero(theirs == _STRANGE)
-        if len(ranks):
-            names = [*self._before, *sorted(self._strange - self._before.keys()), "?"]
-            raise InvalidArgument(
-                f"buffer '{names[places[0]]}' of the model became another one while rank "
-                f"{ranks[0]} computed a part of a batch, or is complex: logical_ranks join buffers "
-                "that keep their shape and dtype"
-            )
-        changed = (theirs == _CHANGED).any(axis=0)
-        return [name for name, is_so in zip(self._before, changed, strict=False) if is_so]
+        names = [*self._before, *sorted(self._strange - self._before.keys()), "?"]
+        raise InvalidArgument(
+            f"buffer '{names[places[0]]}' of the model became another one while rank "
+            f"{ranks[0]} computed a part of a batch, or is complex: logical_ranks join buffers "
+            "that keep their shape and dtype"
+        )
 
     def _flag(self, name: str) -> int:
         if name in self._strange:
@@ -125,17 +136,24 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _over_ranks(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """In one collective for each dtype."""
-    result: list[Any] = list(values)
+def over_ranks(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Sums of numbers with a fraction, the largest of others; in few collectives, all under way at
+    once."""
     if _world.size() == 1:
-        return result
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        places = [i for i, value in enumerate(values) if value.dtype == dtype]
+        return list(values)
+    together: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, value in enumerate(values):
+        wide = value.dtype if value.is_floating_point() else torch.int64
+        together.setdefault((wide, value.device), []).append(i)
+    begun = []
+    for (dtype, device), places in together.items():
+        flat = torch.cat([values[i].reshape(-1).to(dtype) for i in places])
         op = Sum if dtype.is_floating_point else Max
-        flat = torch.cat([values[i].reshape(-1) for i in places])
-        whole = allreduce(flat, op=op, name=f"buffers of a GlobalBatch, {dtype}")
-        pieces = torch.split(whole, [values[i].numel() for i in places])
+        name = f"buffers of a GlobalBatch, {dtype} on {device.type}"
+        begun.append((places, allreduce_async(flat, op=op, name=name)))
+    result = list(values)
+    for places, handle in begun:
+        pieces = torch.split(synchronize(handle), [values[i].numel() for i in places])
         for i, piece in zip(places, pieces, strict=True):
-            result[i] = piece.reshape(values[i].shape)
+            result[i] = piece.to(values[i].dtype).reshape(values[i].shape)
     return result
