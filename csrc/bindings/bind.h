@@ -15,6 +15,7 @@ inline constexpr py::release_gil_before_calling_cpp_dtor kEndsUnlocked{};
 void bind_errors(py::module_& module);
 void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);
+void bind_world(py::module_& module);
 void bind_guarded(py::module_& module);
 void bind_verbs(py::module_& module);
 void bind_mpi_port(py::module_& module);

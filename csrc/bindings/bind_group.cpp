@@ -1,248 +1,23 @@
-// Worlds, groups, handles.
+// Groups, and handles of their operations.
 #include <pybind11/stl.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <exception>
-#include <optional>
 #include <string>
 
-#include "backends/algorithm_names.h"
-#include "backends/mesh.h"
-#include "base/arm_fault.h"
-#include "base/log.h"
+#include "backends/tuning.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/calls.h"
 #include "bindings/device_arrays.h"
-#include "bindings/named_handles.h"
 #include "bindings/quick_call.h"
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
-#include "control/control_mesh.h"
-#include "control/farewell.h"
-#include "control/launcher.h"
-#include "control/rendezvous.h"
 #include "engine/fork.h"
 #include "group/group.h"
-#include "jax/handlers.h"
-#include "transport/mpi_end.h"
-#include "transport/mpi_port.h"
-#include "transport/tcp_address.h"
-#include "transport/tcp_handshake.h"
 
 namespace farandole {
-namespace {
-
-LogLevel log_level_from(const std::string& name) {
-  return name == "error"   ? LogLevel::error
-         : name == "info"  ? LogLevel::info
-         : name == "debug" ? LogLevel::debug
-                           : LogLevel::warning;
-}
-
-/// At most a century: clocks count nanoseconds in 64 bits.
-Duration to_duration(double seconds) {
-  return std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(std::min(seconds, 3.2e9)));
-}
-
-EngineOptions engine_options(const Config& config) {
-  EngineOptions options;
-  options.spin = to_duration(config.spin_us * 1e-6);
-  options.warn_after = to_duration(config.warn_after);
-  options.progress = config.progress == "thread"   ? ProgressMode::thread
-                     : config.progress == "caller" ? ProgressMode::caller
-                                                   : ProgressMode::automatic;
-  options.device_path = config.device_path;
-  options.device_bucket_bytes = std::max<size_t>(config.device_bucket_bytes, 64 << 10);
-  options.staged_piece_bytes = std::max<size_t>(config.staged_piece_bytes, 4 << 10);
-  return options;
-}
-
-/// Where this rank cannot, the others, who have met it, hear why.
-std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
-  const auto segment = host.segment;
-  const int rank = host.rank;
-  try {
-    auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
-    hide_from_children(engine);
-    return engine;
-  } catch (const Error& error) {
-    show_exception(*segment, rank,
-                   std::string(row(error.code()).python_class) + ": " + error.verdict(), "init()");
-    segment->show_state(rank, RankState::gone);
-    throw;
-  }
-}
-
-/// The listeners' descriptors become ours.
-std::shared_ptr<OtherHosts> others_from(
-    const std::vector<std::tuple<std::string, int, py::bytes>>& ranks, const py::bytes& secret,
-    const std::vector<int>& listeners) {
-  auto others = std::make_shared<OtherHosts>();
-  for (const int listener : listeners) others->listeners.emplace_back(listener);
-  const std::string_view key(secret);
-  if (key.size() != others->secret.size())
-    throw Error(ErrorCode::invalid_argument,
-                "a job's secret has 32 bytes, not " + std::to_string(key.size()));
-  std::ranges::copy(std::as_bytes(std::span(key)), others->secret.begin());
-  for (const auto& [host, pid, addresses] : ranks) {
-    const auto bytes = std::as_bytes(std::span(std::string_view(addresses)));
-    others->ranks.push_back({host, pid, {bytes.begin(), bytes.end()}});
-  }
-  return others;
-}
-
-std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
-                                  const std::optional<double>& start_timeout,
-                                  const std::string& tuning, const std::string& agree,
-                                  const std::shared_ptr<OtherHosts>& others,
-                                  const std::shared_ptr<MpiPort>& mpi, const py::object& look) {
-  refuse_in_child();
-  const Config config = Config::from_environment();
-  if (others && static_cast<int>(others->ranks.size()) != size)
-    throw Error(ErrorCode::internal, "the table of hosts does not fit the world");
-  set_log_rank(size > 1 ? rank : -1);
-  set_log_level(log_level_from(config.log_level));
-  if (!config.fault.empty()) arm_fault(config.fault, rank);
-  if (rank == 0)
-    for (const std::string& line : unread_variables()) log(LogLevel::warning, line);
-  if (!config.algorithm.empty()) require_algorithm_name("FARANDOLE_ALGORITHM", config.algorithm);
-  watch_for_forks();
-  Invitation me;
-  me.rank = rank;
-  me.size = size;
-  me.job = job;  // where ranks of one host meet
-  if (others) me.job += ":host " + others->ranks.at(static_cast<size_t>(rank)).host;
-  me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
-  me.agree = agreed_settings(config) + (agree.empty() ? "" : ", " + agree);
-  me.others = others;
-  if (rank == me.holder())
-    me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
-  me.foreign = config.cma == "0"   ? ForeignWish::never
-               : config.cma == "1" ? ForeignWish::always
-                                   : ForeignWish::if_faster;
-  me.interrupted = [&look] {
-    look_for_signals();
-    const py::gil_scoped_acquire locked;
-    if (!look.is_none()) look();
-  };
-  const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
-  Host host = meet(me, deadline);
-  host.segment->hide_from_children();
-  log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks, " +
-                          std::to_string(host.ranks_here().size()) + " on this host; " +
-                          std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
-  if (!host.foreign.preferred)
-    log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
-        "data are copied through shared memory: " + host.foreign.why_not);
-  EngineOptions options = engine_options(config);
-  const TuningTable table = table_from(host.handed_out);
-  lay_mesh(options, table, config.transport, mpi);
-  log(LogLevel::info,
-      "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
-  options.trace = start_trace(config.trace, host, job, fingerprint(table));
-  const auto engine = start_engine(std::move(host), std::move(options));
-  GroupDefaults defaults;
-  defaults.interrupted = look_for_signals;
-  defaults.timeout = to_duration(config.timeout);
-  defaults.level = level_from(config.level);
-  defaults.algorithm = config.algorithm;
-  if (mpi)
-    mpi->when_finalized([weak = std::weak_ptr(engine)] {
-      if (const auto alive = weak.lock())
-        alive->show_end("MPI_Finalize, while ranks communicated",
-                        "call farandole.shutdown() before MPI.Finalize()");
-    });
-  return Group::world(engine, defaults, deadline);
-}
-
-int world_rank(const Group& group) { return group.members()[static_cast<size_t>(group.rank())]; }
-
-/// What keeps some rank from coming to MPI_Finalize.
-std::optional<Error> failure_of(const Group& group) {
-  try {
-    group.check();
-  } catch (const Error& verdict) {
-    return verdict;
-  }
-  return std::nullopt;
-}
-
-void leave(Group& group) {
-  {
-    const py::gil_scoped_release unlocked;
-    group.engine()->leave();
-    group.engine()->driver().stop();
-    std::optional<Error> failure = group.engine()->leave_transports();
-    if (!failure) failure = failure_of(group);
-    if (failure) abandon_mpi(failure->verdict(), failure->where().rank != world_rank(group));
-  }
-  if (const auto channel = jax_channel(); channel && channel->world().get() == &group)
-    set_jax_channel(nullptr);
-  finish_trace(group.engine()->trace());
-}
-
-void show_why(Group& group, const py::object& what, const py::object& place) {
-  refuse_in_child();
-  const Host& host = group.engine()->host();
-  show_exception(*host.segment, world_rank(group), text_from(what, "what"),
-                 text_from(place, "place"));
-  if (host.mesh) host.mesh->tell_state();
-}
-
-void report_exception(Group& group, const py::object& what, const py::object& place) {
-  show_why(group, what, place);
-  Context where;
-  where.rank = world_rank(group);
-  where.pid = ::getpid();
-  if (const auto error = farewell_of(*group.engine()->host().segment, where.rank, where))
-    group.abort(*error);
-}
-
-void show_code_at_end(Group& group, int blamed) {
-  refuse_in_child();
-  const Host& host = group.engine()->host();
-  show_exit_code_at_end(host.segment, host.mesh, world_rank(group), blamed);
-}
-
-}  // namespace
 
 void bind_group(py::module_& module) {
-  module.def(
-      "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
-      py::arg("start_timeout") = py::none(), py::arg("tuning") = "", py::arg("agree") = "",
-      py::arg("others") = py::none(), py::arg("mpi") = py::none(), py::arg("look") = py::none(),
-      py::call_guard<py::gil_scoped_release>(),
-      "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
-      "as text (tuning.text), the defaults if empty; that of a host's lowest rank holds for all "
-      "there. `agree`: a setting that is refused unless all ranks give the same. `others`: where "
-      "ranks are on several hosts, who they are. `mpi`: what data may go over between them. "
-      "`look`: "
-      "called ten times a second meanwhile; it may raise.");
-  py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
-                                                      "Who the ranks of several hosts are.")
-      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listeners"),
-           "`ranks`: (host, pid, addresses) of each, the addresses one after the other, the best "
-           "ones first; `listeners`: the descriptors of this rank's listening sockets, which are "
-           "closed with the world.");
-  module.def(
-      "tcp_address",
-      [](int socket) {
-        const TcpAddress::Bytes bytes = TcpAddress::of_listener(socket).bytes();
-        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      },
-      py::arg("socket"), "Where a listening socket is reached, as OtherHosts takes it.");
-  module.def(
-      "wire_format", &wire_format,
-      "(what, as this build has it) of each: ranks on several hosts must have them in common.");
-  module.def(
-      "agreed_settings", [] { return agreed_settings(Config::from_environment()); },
-      "Those that must be the same on all ranks, as text.");
-  module.def(
-      "tell_launcher", [](const py::object& word) { tell_launcher(text_from(word, "word")); },
-      py::arg("word"), "A word to `farandole run`, in parts with \\x1f between.");
   module.def(
       "quick_call",
       [](const std::string& kind, const py::object& world) {
@@ -252,25 +27,6 @@ void bind_group(py::module_& module) {
       py::arg("kind"), py::arg("world"),
       "Decorates the function of a collective with a quick way past it for the calls that most "
       "programs make; the default group is the attribute `group` of `world`.");
-  module.def("in_child", &in_child, "Whether this process was forked from a rank.");
-  module.def("settings", [] {
-    py::list list;
-    for (const Setting& s : settings(Config::from_environment())) {
-      py::dict row;
-      row["name"] = s.name;
-      row["type"] = s.type;
-      row["value"] = s.value;
-      row["default"] = s.fallback;
-      row["doc"] = s.doc;
-      row["horovod"] = s.horovod;
-      list.append(row);
-    }
-    return list;
-  });
-
-  module.def("unread_variables", &unread_variables,
-             "A sentence for each FARANDOLE_* variable that nobody reads.");
-
   py::class_<PyHandle>(module, "Handle", "An operation in flight.")
       .def("wait", &PyHandle::wait, py::arg("timeout") = py::none(),
            "Waits and returns the result; raises the operation's error, or TimeoutError after "
@@ -382,13 +138,6 @@ void bind_group(py::module_& module) {
                               "rank " + std::to_string(where.rank) + " aborted: " + why, where));
           },
           py::arg("reason"))
-      .def("report_exception", &report_exception, py::arg("what"), py::arg("place"),
-           "Fails the group: this rank ends with an exception that nobody caught.")
-      .def("show_exception", &show_why, py::arg("what"), py::arg("place"),
-           "Before leave(): it is because of this that the rank leaves.")
-      .def("show_exit_code_at_end", &show_code_at_end, py::arg("blamed"),
-           "Before leave(): this process ends; exit() will show its code to who waits, and to the "
-           "launcher, together with the process that caused it (0: this one).")
       .def("check",
            [](const Group& group) {
              refuse_in_child();
@@ -433,18 +182,7 @@ void bind_group(py::module_& module) {
           "Records from now on, on this rank; `number` is the same on all ranks that do so.")
       .def(
           "stop_timeline", [](Group& g) { stop_timeline(*g.engine()); },
-          "Ends what start_timeline began, and writes this rank's part into its directory.")
-      .def("leave", [](Group& g) {
-        refuse_in_child();
-        std::exception_ptr interruption;
-        try {
-          leave_names(g);
-        } catch (const py::error_already_set&) {
-          interruption = std::current_exception();
-        }
-        leave(g);
-        if (interruption) std::rethrow_exception(interruption);
-      });
+          "Ends what start_timeline began, and writes this rank's part into its directory.");
 }
 
 }  // namespace farandole

@@ -40,6 +40,11 @@ using WaitUntil = std::function<bool(Deadline)>;
 bool wait_for(const std::shared_ptr<Group>& group, const WaitUntil& wait_until,
               Deadline deadline = Deadline::never());
 
+/// This rank's number in the world.
+inline int world_rank(const Group& group) {
+  return group.members()[static_cast<size_t>(group.rank())];
+}
+
 /// An operation in flight, as Python holds it.
 struct PyHandle {
   std::shared_ptr<Group> group;

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   bind_arrays(module);
   bind_mpi_port(module);
   bind_group(module);
+  bind_world(module);
   bind_guarded(module);
   bind_verbs(module);
   bind_named(module);
