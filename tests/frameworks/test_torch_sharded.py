@@ -297,6 +297,31 @@ def clipping_is_torchs() -> None:
         optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True)
 
 
+@on_ranks(1, 2)
+def a_scaler_is_refused_unless_it_does_nothing() -> None:
+    """By all ranks, also where one alone would leave out the step, and where it has unscaled."""
+    model = make()
+    optimizer = sharded(model, "sgd")
+    before = copy.deepcopy(model)
+    for unscales in (False, True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        loss = loss_of(model, batch(0, hvd.rank()))
+        scaler.scale(loss * (math.inf if hvd.rank() == 1 else 1)).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        refused(lambda: scaler.step(optimizer), "GradScaler with sharded_update=True")  # noqa: B023
+        optimizer.zero_grad()
+    check_close(model, before, 0)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    plain, alone = copy.deepcopy(before), OPTIMIZERS["sgd"]
+    other = alone(plain.parameters())
+    scaler.scale(loss_of(model, batch(0, 0))).backward()
+    scaler.step(optimizer)
+    loss_of(plain, batch(0, 0)).backward()
+    other.step()
+    check_close(model, plain)
+
+
 @on_ranks(2, 3)
 def gradients_changed_by_hand_are_refused() -> None:
     model = make()

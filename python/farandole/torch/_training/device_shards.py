@@ -107,7 +107,7 @@ def changed_since() -> InvalidArgument:
     return InvalidArgument(
         "gradients were changed after backward(), where they are this rank's own and not yet the "
         "mean\n  advice: clip with optimizer.clip_grad_norm_(); what else changes gradients "
-        "(GradScaler, clip_grad_value_) needs sharded_update=False"
+        "(clip_grad_value_) needs sharded_update=False"
     )
 
 

@@ -89,6 +89,8 @@ class ShardedOptimizer(WrappedOptimizer):
     _shards: Shards
     _rule: Rule
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
+    # GradScaler leaves it to step() then to unscale, or not to step: so that it can be refused.
+    _step_supports_amp_scaling = True
 
     def step(self, closure: Any = None) -> Any:
         """Reduces the gradients, updates this rank's part of the parameters, and gives it to all.
@@ -101,12 +103,26 @@ class ShardedOptimizer(WrappedOptimizer):
                 parameter has changed.
         """
         self._refuse_open()
+        self._refuse_scaler()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._shards.step(self._settings, self._unmanaged)
         return loss
+
+    def _refuse_scaler(self) -> None:
+        """It divides gradients where they stand, of which some were copied to their buckets
+        before; and by itself one rank would leave out a step that the others take."""
+        of_scaler = [vars(self).pop(name, None) for name in ("grad_scale", "found_inf")]
+        if any(value is not None for value in of_scaler):
+            self._shards.refuse(
+                InvalidArgument(
+                    "GradScaler with sharded_update=True: each rank would scale, and leave out "
+                    "steps, by its own gradients\n  advice: autocast to bfloat16, which needs no "
+                    "scaler, or sharded_update=False"
+                )
+            )
 
     def _hooked(self) -> Shards:
         return self._shards
