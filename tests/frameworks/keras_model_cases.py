@@ -820,7 +820,21 @@ def models_that_differ_are_a_mismatch() -> None:
         model.fit(X, Y, verbose=0)
     compiled(model, optimizer="sgd", **UNMEASURED)  # the second of one rank, the first of another
     model.fit(X, Y, verbose=0)
+    for options, words in [
+        ({"loss": ("mse", "mae")[fd.rank()]}, "loss mae"),
+        ({"loss": keras.losses.MeanSquaredError(("sum", "mean")[fd.rank()])}, "reduction='sum'"),
+        ({"metrics": [["mae"], ["mse"]][fd.rank()]}, "metrics [mae]"),
+    ]:
+        compiled(model, optimizer="sgd", **UNMEASURED | options)
+        with raises(fd.Mismatch, words):
+            model.fit(X, Y, verbose=0)
+    # Keras keeps the metrics that are there for None.
+    compiled(model, optimizer="sgd", metrics=[], weighted_metrics=None)
+    model.fit(X, Y, verbose=0)
     work.assert_same_on_all_ranks(model.model)
+    led = shared(data_policy=("auto", "leader")[fd.rank()], **UNMEASURED)
+    with raises(fd.Mismatch, "data_policy='leader'"):
+        led.fit(X, Y, verbose=0)
 
 
 # ---- tf.data, on every backend ----

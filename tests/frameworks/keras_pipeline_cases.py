@@ -159,6 +159,23 @@ def outputs_reductions_and_callbacks_are_as_in_one_process() -> None:
 
 
 @on_ranks(2)
+def lists_of_several_outputs_are_in_keras_order() -> None:
+    how = {
+        "loss": {"early": "mse", "late": "mae"}, "loss_weights": {"early": 0.25, "late": 2.0},
+        "metrics": {"early": ["mae"], "late": ["mse"]},
+    } | EAGER  # fmt: skip
+    reference = compiled(two_outputs(), **how)
+    pipeline = compiled(hvd.Pipeline(two_outputs(), split=["late"], micro_batches=3), **how)
+    targets = {"early": Y[:9], "late": -2 * Y[:9]}
+    for call in ("train_on_batch", "test_on_batch", "evaluate"):
+        quiet = {"verbose": 0} if call == "evaluate" else {}
+        got = getattr(pipeline, call)(X[:9], targets, **quiet)
+        wanted = [float(each) for each in getattr(reference, call)(X[:9], targets, **quiet)]
+        assert len(set(wanted)) == len(wanted), "or their order would not show"
+        assert got == pytest.approx(wanted, abs=CLOSE), call
+
+
+@on_ranks(2)
 def single_batches_and_weights() -> None:
     reference = compiled(branches(), **EAGER)
     pipeline = compiled(hvd.Pipeline(branches(), micro_batches=3), **EAGER)

@@ -143,6 +143,7 @@ class Pipeline(Reported):
         self,
         optimizer: Any = "rmsprop",
         loss: Any = None,
+        loss_weights: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = None,
         run_eagerly: bool = False,
@@ -158,6 +159,7 @@ class Pipeline(Reported):
             loss,
             metrics=metrics,
             weighted_metrics=weighted_metrics,
+            loss_weights=loss_weights,
             run_eagerly=run_eagerly,
         )
 
@@ -291,8 +293,7 @@ class Pipeline(Reported):
             print(", ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
         if return_dict:
             return dict(sorted(logs.items()))  # as Keras' evaluate, and no other method
-        values = list(logs.values())
-        return values[0] if len(values) == 1 else values
+        return self._steps.results("evaluate()").listed(logs)
 
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: Any = "auto", steps: int | None = None
@@ -349,8 +350,7 @@ class Pipeline(Reported):
         logs = results.compute()
         if return_dict:
             return logs
-        values = list(logs.values())
-        return values[0] if len(values) == 1 else values
+        return results.listed(logs)
 
     # ---- weights ----
 

@@ -7,8 +7,16 @@ from typing import Any
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.common._objects import agree
 from farandole.data._tree import samples
-from farandole.keras._global.agreement import Prepared, agreed, on_rank_0, require_same_batch
+from farandole.keras._global.agreement import (
+    ADVICE,
+    Prepared,
+    agreed,
+    on_rank_0,
+    require_same_batch,
+)
+from farandole.keras._global.compiled import rows_of_compiled
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.metrics import mean_of_logs
@@ -32,9 +40,12 @@ class Together(Wrapping):
     ) -> list[Source]:
         """Collective: the data on every rank, or an error on every rank; the model is built then,
         with the same weights on all."""
+        self._compare_policies()
 
         def prepare_and_build() -> Prepared:
             sources, rows = prepare()
+            if self._model.compiled:
+                rows = [*rows, *rows_of_compiled(self._model)]
             self._looks = sources[0].is_looked_into and not is_built(self._model)
             self._build(sources[0].sample(), for_outputs=for_outputs)
             self._normalization.check()  # also layers that were not there before
@@ -45,6 +56,13 @@ class Together(Wrapping):
             self._share_weights()
             self._due = False
         return sources
+
+    def _compare_policies(self) -> None:
+        """Once, before data are looked at: a rank that leads calls what the others call, too."""
+        if self._policies_compared or _world.size() == 1:
+            return
+        agree("the options of Model()", [f"data_policy={self._policy!r}"], advice=ADVICE)
+        self._policies_compared = True
 
     def _build(self, sample: Any, *, for_outputs: bool) -> None:
         model = self._model

@@ -60,6 +60,7 @@ class Wrapping:
         self._seed = seed
         self._same = same_batches
         self._policy: Policy = data_policy
+        self._policies_compared = False
         self._options = dict(options)
         self._looks = False  # Keras would look at a batch first, to build the model
         self._due = True  # rank 0's weights for all, before they are next used

@@ -31,6 +31,7 @@ class Results:
         self._group, self._replicas = group, replicas
         self._root = place.rank_of(place.stages - 1, 0)
         self._names: list[str] | None = None
+        self._listed: list[str] = []  # the same, as Keras' lists have them
 
     def reset(self) -> None:
         if self._place.is_last:
@@ -45,10 +46,22 @@ class Results:
         """Collective."""
         mine = self._of_last_stage() if self._place.is_last else {}
         if self._names is None:
-            self._names = broadcast_object(list(mine), self._root, "names of metrics")
+            told = list(mine), self._in_lists(mine)
+            self._names, self._listed = broadcast_object(told, self._root, "names of metrics")
         values = np.array([mine.get(name, 0.0) for name in self._names])
         values = broadcast(values, root=self._root, name="metrics", group=self._group)
         return dict(zip(self._names, values.tolist(), strict=True))
+
+    def listed(self, logs: dict[str, float]) -> Any:
+        """What methods give that are asked for no dict; a loss alone by itself."""
+        values = [logs[name] for name in self._listed]
+        return values[0] if len(values) == 1 else values
+
+    def _in_lists(self, mine: dict[str, float]) -> list[str]:
+        if not mine:
+            return []
+        names = self._module._flatten_metrics_in_order({name: name for name in mine})
+        return [names] if isinstance(names, str) else list(names)
 
     def _of_last_stage(self) -> dict[str, float]:
         module = self._module

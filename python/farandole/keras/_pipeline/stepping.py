@@ -60,7 +60,7 @@ class Stepping:
         if self._place.is_last:
             options["loss"] = loss
         else:
-            options |= {"metrics": None, "weighted_metrics": None}
+            options |= {"metrics": None, "weighted_metrics": None, "loss_weights": None}
         self.module.compile(optimizer=optimizer, jit_compile=False, **options)
         self._ready, self._stage = False, None
         self._results = Results(self.module, self._place, self._group, self._replicas)
