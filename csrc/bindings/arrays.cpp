@@ -51,7 +51,31 @@ Borrowed borrow_buffer(const py::object& array, bool writable, const char* what)
 
 // ---- DLPack ----
 
+/// As DLPack numbers kinds of devices, as far as frameworks use them.
+const char* name_of_kind(int kind) {
+  switch (kind) {
+    case 2:
+      return "on a CUDA device";
+    case 3:
+      return "in pinned memory of CUDA";
+    case 8:
+      return "on a Metal device";
+    case 10:
+      return "on a ROCm device";
+    case 11:
+      return "in pinned memory of ROCm";
+    case 13:
+      return "in managed memory of CUDA";
+    case 14:
+      return "on a oneAPI device";
+    default:
+      return "on a device of another kind";
+  }
+}
+
 Borrowed borrow_dlpack(const py::object& array, const char* what) {
+  if (const auto device = dlpack_device(array); device && device->first != kDlHost)
+    throw wrong_kind(what, device->first);
   py::object capsule;
   try {
     capsule = array.attr("__dlpack__")();
@@ -60,7 +84,7 @@ Borrowed borrow_dlpack(const py::object& array, const char* what) {
   }
   const auto* t = static_cast<const DlTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (t == nullptr) throw py::error_already_set();
-  if (t->device.type != 1) throw invalid(what, "is not in host memory");
+  if (t->device.type != kDlHost) throw wrong_kind(what, t->device.type);
   if (!is_contiguous(*t)) throw invalid(what, "is not contiguous; pass a contiguous copy");
   const auto dtype = dtype_of_dlpack(t->dtype.code, t->dtype.bits);
   if (!dtype || t->dtype.lanes != 1) throw invalid(what, "has an unsupported element type");
@@ -91,6 +115,23 @@ Buffer look_at_pointed(PyObject* array) {
 }
 
 }  // namespace
+
+std::optional<std::pair<int, int>> dlpack_device(const py::object& array) {
+  if (!py::hasattr(array, "__dlpack_device__")) return std::nullopt;
+  try {
+    const py::tuple said = array.attr("__dlpack_device__")();
+    return std::pair(py::int_(said[0]).cast<int>(), said[1].cast<int>());
+  } catch (py::error_already_set&) {  // borrow() finds the words for what is wrong
+    return std::nullopt;
+  }
+}
+
+Error wrong_kind(const char* what, int kind) {
+  return Error(ErrorCode::invalid_argument,
+               std::string(what) + " is " + name_of_kind(kind) + " (DLPack's kind " +
+                   std::to_string(kind) + "), which is not supported",
+               {}, "pass a copy in the host's memory, or in memory of a CUDA device");
+}
 
 Borrowed borrow(const py::object& array, bool writable, const char* what) {
   if (Buffer known; look_at(array.ptr(), writable, known)) return {known, array};

@@ -4,6 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <optional>
+#include <utility>
+
 #include "stream/operation.h"
 
 namespace farandole {
@@ -19,6 +22,11 @@ struct Borrowed {
 /// Throws Error(invalid_argument) naming `what` for arrays that are not contiguous, not on the
 /// host, of an unknown dtype, or read-only when they are to be written.
 Borrowed borrow(const py::object& array, bool writable, const char* what);
+
+/// Kind and number of the device, as DLPack's owner says; nothing where it does not say.
+std::optional<std::pair<int, int>> dlpack_device(const py::object& array);
+/// Of an array on a device of a kind that is none of ours, by DLPack's number.
+Error wrong_kind(const char* what, int kind);
 
 /// Holds Python objects for the engine, whose threads never take Python's lock: released objects
 /// are put aside and dropped by the next call that holds it.

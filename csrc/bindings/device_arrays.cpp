@@ -12,7 +12,6 @@
 namespace farandole {
 namespace {
 
-constexpr int kCuda = 2;       // DLPack's number for its devices
 constexpr int kNoStream = -1;  // in DLPack: nobody is to wait
 
 Error unfit(const char* what, const std::string& text, const std::string& advice = {}) {
@@ -28,17 +27,6 @@ auto asked(const char* what, const Ask& ask) {
     throw unfit(what, "cannot be borrowed: " + std::string(py::str(error.value())));
   } catch (const py::cast_error&) {
     throw unfit(what, "cannot be borrowed: it does not say of itself what it should");
-  }
-}
-
-/// As DLPack's owner says; nothing where it does not say.
-std::optional<std::pair<int, int>> dlpack_device(const py::object& array) {
-  if (!py::hasattr(array, "__dlpack_device__")) return std::nullopt;
-  try {
-    const py::tuple said = array.attr("__dlpack_device__")();
-    return std::pair(py::int_(said[0]).cast<int>(), said[1].cast<int>());
-  } catch (py::error_already_set&) {  // borrow() finds the words for what is wrong
-    return std::nullopt;
   }
 }
 
@@ -103,11 +91,6 @@ struct Interface {
     for (const int64_t n : shape) elements *= static_cast<size_t>(n);
     return elements;
   }
-  int device() const {
-    int32_t ordinal = 0;
-    if (address != 0) ask_cuda(cuda_library().device_of, address, &ordinal);
-    return ordinal;
-  }
 };
 
 Buffer buffer_of(const Interface& from, bool writable, const char* what) {
@@ -154,6 +137,7 @@ const DlTensor& tensor_in(const py::object& capsule, bool writable, const char* 
 }
 
 Buffer buffer_of(const DlTensor& t, const char* what) {
+  if (t.device.type != kDlCuda) throw wrong_kind(what, t.device.type);
   const auto dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits);
   if (!dtype || t.dtype.lanes != 1) throw unfit(what, "has an unsupported element type");
   if (!is_contiguous(t)) throw unfit(what, "is not contiguous; pass a contiguous copy");
@@ -166,7 +150,7 @@ Buffer buffer_of(const DlTensor& t, const char* what) {
 std::optional<uint64_t> current_stream(const py::object& array) {
   if (const auto* known = pointed(array)) return known->current_stream().cast<uint64_t>();
   if (const auto device = dlpack_device(array))
-    if (const auto stream = current_stream_of(array.ptr(), kCuda, device->second)) return stream;
+    if (const auto stream = current_stream_of(array.ptr(), kDlCuda, device->second)) return stream;
   return has_interface(array) ? Interface(array).stream : std::nullopt;
 }
 
@@ -208,6 +192,35 @@ void refuse_spoilt_capture(Group& group, const DeviceSpan& span) {
                 "DLPack's exchange functions");
 }
 
+/// The number of the device that has an array, as the driver knows it.
+int where_it_lies(Group& group, const Buffer& buffer, const char* what) {
+  int32_t ordinal = 0;
+  try {
+    or_fail_group(group, [&] {
+      ask_cuda(cuda_library().device_of, reinterpret_cast<uint64_t>(buffer.data), &ordinal);
+      return true;
+    });
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    throw unfit(what, "is not on a CUDA device: " + error.verdict(), error.advice());
+  }
+  return ordinal;
+}
+
+/// Its owner may be mistaken.
+void refuse_elsewhere(Group& group, const PlacedArray& placed, const char* what) {
+  if (placed.buffer.count == 0) return;
+  const int lies = where_it_lies(group, placed.buffer, what);
+  const int said = placed.device->queue->device();
+  if (lies == said) return;
+  throw unfit(what,
+              "is on device " + std::to_string(said) +
+                  " as its owner says (__dlpack_device__), "
+                  "and lies on device " +
+                  std::to_string(lies),
+              "let its owner say where it lies");
+}
+
 PlacedArray place(Group& group, const py::object& array, bool writable, const char* what) {
   if (!is_on_device(array)) return {borrow(array, writable, what).buffer, std::nullopt};
   require_cuda(what);
@@ -227,10 +240,11 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
     const py::object capsule = capsule_for(array, span, what);
     if (!stream) refuse_spoilt_capture(group, span);
     placed.buffer = buffer_of(tensor_in(capsule, writable, what), what);
+    refuse_elsewhere(group, placed, what);
   } else {
     const Interface described = asked(what, [&] { return Interface(array); });
     placed.buffer = buffer_of(described, writable, what);
-    span.queue = open(or_fail_group(group, [&] { return described.device(); }));
+    span.queue = open(described.address != 0 ? where_it_lies(group, placed.buffer, what) : 0);
     follow(group, span, described.stream);
   }
   span.address = reinterpret_cast<uint64_t>(placed.buffer.data);
@@ -269,7 +283,7 @@ bool is_on_device(const py::object& array) {
   if (Buffer known; look_at(array.ptr(), false, known)) return false;
   if (PyObject_CheckBuffer(array.ptr()) != 0) return false;
   if (pointed(array) != nullptr) return true;
-  if (const auto device = dlpack_device(array)) return device->first == kCuda;
+  if (const auto device = dlpack_device(array)) return device->first == kDlCuda;
   return has_interface(array);
 }
 

@@ -6,10 +6,12 @@
 
 namespace farandole {
 
+inline constexpr int32_t kDlHost = 1, kDlCuda = 2;  // types of devices
+
 struct DlTensor {
   void* data;
   struct {
-    int32_t type, id;  // type 1: the host
+    int32_t type, id;
   } device;
   int32_t ndim;
   struct {

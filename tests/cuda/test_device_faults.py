@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_device import Rank, WithVersion
+from fake_device import Rank, WithDlpack, WithVersion
 from fault_work import (
     MEMORY,
     UNAVAILABLE,
@@ -258,6 +258,12 @@ BAD = {
     "too short": "output has 3 elements",
     "in two dtypes": "output is float64",
     "masked": "has a mask",
+    "at nobody's address": "input is not on a CUDA device: .* knows no memory at 0x40\n",
+    "freed": "input is not on a CUDA device: the CUDA driver knows no memory at 0x",
+    "freed, by DLPack": "output is not on a CUDA device: the CUDA driver knows no memory at 0x",
+    "in managed memory": r"input is in managed memory of CUDA \(DLPack's kind 13\), which is not",
+    "of ROCm": r"output is on a ROCm device \(DLPack's kind 10\), which is not supported",
+    "elsewhere": "input is on device 1 as its owner says .*, and lies on device 0\n",
 }
 
 
@@ -270,6 +276,17 @@ def bad_input() -> None:
     def but(**changes: Any) -> Any:
         return type("Changed", (), {"__cuda_array_interface__": described | changes})()
 
+    def as_said(*device: int) -> Any:
+        said = {  # in no stream: it would be of another device
+            "__dlpack_device__": lambda _: device,
+            "__dlpack__": lambda self, **_: WithDlpack.__dlpack__(self, stream=-1),
+        }
+        return type("Said", (WithDlpack,), said)(rank.machine, (8,), "float32")
+
+    gone = WithDlpack(rank.machine, (8,), "float32")
+    freed = gone.address
+    gone.free()
+    rank.machine.arrays.remove(gone)
     calls = {
         "not contiguous": lambda: fd.all_reduce(but(strides=(4, 16)), out=x),
         "of a strange type": lambda: fd.all_reduce(but(typestr="<c8"), out=x),
@@ -277,6 +294,12 @@ def bad_input() -> None:
         "too short": lambda: fd.all_reduce(x, out=rank.array(3, "float32")),
         "in two dtypes": lambda: fd.all_reduce(x, out=rank.array(8, "float64")),
         "masked": lambda: fd.all_reduce(but(mask=1), out=x),
+        "at nobody's address": lambda: fd.all_reduce(but(data=(0x40, False)), out=x),
+        "freed": lambda: fd.all_reduce(but(data=(freed, False)), out=x),
+        "freed, by DLPack": lambda: fd.grouped_all_reduce([x, x], out=[x, gone]),
+        "in managed memory": lambda: fd.all_reduce(as_said(13, 0), out=x),
+        "of ROCm": lambda: fd.all_reduce(x, out=as_said(10, 0)),
+        "elsewhere": lambda: fd.all_reduce(as_said(2, 1), out=x),
     }
     assert calls.keys() == BAD.keys()
     rank.machine.control.clear_log()
@@ -297,4 +320,4 @@ def bad_input() -> None:
 
 
 def test_bad_input(start: Start) -> None:
-    start(1).run(bad_input)
+    start(1, FAKE_CUDA_DEVICES="2").run(bad_input)

@@ -102,6 +102,19 @@ def test_a_device_that_is_too_old_is_seen_and_not_used(fake: str) -> None:
     assert ask("[cuda.why_not(), cuda.devices()[0].unfit]", fake, **old) == [why, why]
 
 
+def test_a_device_for_which_this_build_has_no_kernels(fake: str) -> None:
+    nvcc = cuda._table().nvcc
+    if nvcc < 13000:
+        pytest.skip("this nvcc, if there is one, may have compiled for all that farandole takes")
+    old = {"FAKE_CUDA_CAPABILITY": "72"}
+    there = "cuda.is_available(), cuda.why_not(), cuda.devices()[0].unfit"
+    available, why, unfit = ask(f"[{there}]", fake, **old)
+    assert [available, unfit] == [False, why]
+    says = "device 0 (Fake GPU) has compute capability 7.2, for which this build has no kernels: "
+    assert why.startswith(f"{says}nvcc {nvcc // 1000}.{nvcc % 1000 // 10} has made code for ")
+    assert f"machine CUDA: no: {why}\n" in run(["-m", "farandole", "info"], fake, **old)
+
+
 def test_a_driver_that_is_too_old_for_the_kernels(fake: str) -> None:
     nvcc = cuda._table().nvcc
     if nvcc < 13000:

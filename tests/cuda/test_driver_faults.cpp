@@ -151,8 +151,11 @@ void check_failure(const std::string& call, int nth, const StatusRow& row, bool 
     CHECK(error.where().evidence.starts_with(named));
     const bool no_device = row.code == kNoDevice || row.code == kInvalidDevice;
     const bool of_driver = call == "cuInit" || call == "cuDeviceGetCount";
-    CHECK(error.code() == (of_driver && no_device ? ErrorCode::device : row.kind));
-    if (!(of_driver && no_device)) {
+    const bool of_caller = call == "cuPointerGetAttribute" && row.code == kInvalidValue;
+    CHECK(error.code() == (of_caller                ? ErrorCode::invalid_argument
+                           : of_driver && no_device ? ErrorCode::device
+                                                    : row.kind));
+    if (!of_caller && !(of_driver && no_device)) {
       CHECK(error.verdict().starts_with("cannot "));
       CHECK(error.verdict().ends_with(": " + std::string(row.meaning)));
       CHECK_EQUAL(error.advice(), std::string(row.advice));

@@ -197,13 +197,28 @@ TEST(peer_memory_is_of_a_device_in_reach) {
                    e.verdict() ==
                        "device 0 (Fake GPU) cannot reach the memory of device 1 (Fake "
                        "GPU)");
-  MemoryExport hidden = of_another_process(memory->share());
-  hidden.device.bytes[0] = 0;
-  CHECK_THROWS(
-      peers.map(hidden), Error,
-      e.code() == ErrorCode::device && e.verdict() ==
-                                           "this process does not see GPU-00fafafa-fafa-fafa-fafa-"
-                                           "fafafafafa01, whose memory a peer shares");
+}
+
+TEST(peer_memory_is_of_a_device_that_this_process_does_not_see) {
+  for (const char* virtual_memory : {"1", "0"}) {
+    const FreshDriver fresh;
+    fake().configure("devices", "2");
+    fake().configure("virtual_memory", virtual_memory);
+    const auto here = fresh.context(0), there = fresh.context(1);
+    const auto memory = allocate_device(there, kAllocated, Sharing::processes);
+    PeerMappings peers(here);
+    MemoryExport hidden = of_another_process(memory->share());
+    hidden.device.bytes[0] = 0;
+    if (hidden.kind == ExportKind::descriptor) CHECK(peers.map(hidden)->address() != 0);
+    fake().configure("peers", "0");
+    if (hidden.kind == ExportKind::ipc) fake().fail("cuIpcOpenMemHandle", 1, 217);
+    CHECK_THROWS(peers.map(hidden), Error,
+                 e.code() == ErrorCode::device &&
+                     e.verdict().starts_with(
+                         "this process does not see GPU-00fafafa-fafa-fafa-fafa-fafafafafa01, "
+                         "whose memory a peer shares, and cannot map it: cannot ") &&
+                     contains(e.advice(), "CUDA_VISIBLE_DEVICES"));
+  }
 }
 
 TEST(pinned_memory_is_zero_and_of_both) {

@@ -54,26 +54,39 @@ TEST(driver_is_something_else) {
                contains(e.verdict(), "it has no cuInit, which drivers have from CUDA 2.0 on; it "));
 }
 
+namespace {
+
+std::string why(int nvcc, int driver, int capability) {
+  static constexpr int kCodes[] = {75, 80, 90};
+  DeviceProperties device;
+  device.ordinal = 0;
+  device.name = "GPU";
+  device.capability = capability;
+  return why_not_loaded({nvcc, kCodes}, driver, device);
+}
+
+}  // namespace
+
 TEST(driver_is_too_old_for_what_nvcc_has_compiled) {
-  constexpr int kCodes[] = {75, 80, 90};
-  const auto why = [&](int nvcc, int driver, int capability) {
-    DeviceProperties device;
-    device.ordinal = 0;
-    device.name = "GPU";
-    device.capability = capability;
-    return why_too_old({nvcc, kCodes}, driver, device);
-  };
   CHECK_EQUAL(why(0, 12000, 90), "");
   CHECK_EQUAL(why(13000, 13000, 90), "");
   CHECK_EQUAL(why(12080, 13000, 103), "");
   for (const int capability : {75, 80, 86, 89, 90}) CHECK_EQUAL(why(12080, 12000, capability), "");
-  for (const int capability : {70, 100, 120})
+  for (const int capability : {100, 120})
     CHECK_EQUAL(why(12080, 12020, capability),
                 "the CUDA driver is too old: it is of CUDA 12.2, and takes no PTX by nvcc 12.8, "
                 "which is all that the kernels have for device 0 (GPU)");
   CHECK_EQUAL(why(13010, 12080, 90),
               "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by nvcc "
               "13.1, need 13.0");
+}
+
+TEST(device_is_older_than_all_that_nvcc_has_compiled) {
+  for (const int driver : {12000, 13000, 14000})
+    CHECK_EQUAL(why(13000, driver, 72),
+                "device 0 (GPU) has compute capability 7.2, for which this build has no kernels: "
+                "nvcc 13.0 has made code for 7.5, 8.0, 9.0 and PTX for 7.5 and later");
+  CHECK_EQUAL(why(0, 13000, 72), "");
 }
 
 TEST(driver_is_too_old) {

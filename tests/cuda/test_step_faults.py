@@ -121,4 +121,4 @@ def test_a_forked_child(by_steps: Start) -> None:
 
 
 def test_bad_input(by_steps: Start) -> None:
-    by_steps(1).run(bad_input)
+    by_steps(1, FAKE_CUDA_DEVICES="2").run(bad_input)

@@ -4,6 +4,7 @@ the kernels' own source: the bits are the host's, and no host waits for a device
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from test_device_collectives import mixed as mixed
 
 import farandole as fd
 import harness
+from farandole import cuda
 from harness import World
 
 Start = Callable[..., World]
@@ -274,6 +276,53 @@ def test_a_kernel_waits_where_streams_cannot(by_steps: Start) -> None:
     without = {"FAKE_CUDA_MEMORY_OPERATIONS": "0", "FAKE_CUDA_DEVICES": "3"}
     apart = by_steps(3, **without, FAKE_CUDA_JITTER="27")
     apart.run(by, "step", "each_its_own")
+
+
+def sees_its_own_device(out_of_reach: str = "") -> tuple[list[str], str]:
+    """As launchers leave it. The ways that were gone; why steps cannot be, where they cannot."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["RANK"]
+    if os.environ["RANK"] == out_of_reach:
+        os.environ["FAKE_CUDA_PEERS"] = "0"
+    rank, ways, why = Rank(), [], ""
+    assert len(cuda.devices()) == 1
+    for count in (5, 40_001):
+        x, on_host = rank.pair(count, "float32")
+        fd.all_reduce(on_host.array, out=on_host.array)
+        for _ in range(2):
+            y = rank.array(count, "float32")
+            assert fd.all_reduce(x, out=y).get() == on_host.get()
+            ways.append(fd.world().last_path)
+    try:
+        fd.all_reduce(x, out=y, algorithm="step")
+    except fd.InvalidArgument as error:
+        why = str(error)
+    rank.end()
+    return ways, why
+
+
+# Of small arrays, and of larger ones.
+ALONE = {"step": ("step", "step"), "spin": ("spin", "step"), "lanes": ("lanes", "lanes")}
+
+
+@pytest.mark.parametrize("path", ALONE)
+@pytest.mark.parametrize("virtual_memory", ["1", "0"])
+def test_each_rank_sees_its_own_device_alone(
+    by_steps: Start, path: str, virtual_memory: str
+) -> None:
+    small, large = ALONE[path]
+    env = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_VIRTUAL_MEMORY": virtual_memory}
+    for ways, why in by_steps(2, FARANDOLE_DEVICE_PATH=path, **env).run(sees_its_own_device):
+        assert why == ""
+        assert ways == [small, small, large, large]
+
+
+@pytest.mark.parametrize("virtual_memory", ["1", "0"])
+def test_a_device_that_is_not_seen_is_out_of_reach(by_steps: Start, virtual_memory: str) -> None:
+    """Of one rank: then all go by the host, and hear why."""
+    env = {"FAKE_CUDA_DEVICES": "3", "FAKE_CUDA_VIRTUAL_MEMORY": virtual_memory}
+    for ways, why in by_steps(3, **env).run(sees_its_own_device, "1"):
+        assert "step" not in ways
+        assert "rank 1: this process does not see GPU-fafafafa-fafa-fafa-fafa-fafafafafa00" in why
 
 
 # ---- by the older handles, whose owners must be the last to let go ----

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdio>
 
 #include "base/error.h"
 #include "cuda/driver/status.h"
@@ -24,10 +25,6 @@ enum Attribute : int {
   kDescriptors = 103,
   kMulticast = 132,
 };
-
-std::string capability_text(int capability) {
-  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-}
 
 /// Asks for one thing after the other about one device.
 class Questions {
@@ -75,6 +72,12 @@ class Questions {
   int device_ = -1;
 };
 
+std::string address_text(DevicePointer address) {
+  std::array<char, 24> text{};
+  std::snprintf(text.data(), text.size(), "0x%llx", static_cast<unsigned long long>(address));
+  return text.data();
+}
+
 void refuse_unknown(const Driver& driver, int ordinal) {
   if (ordinal >= 0 && ordinal < driver.device_count()) return;
   throw Error(ErrorCode::invalid_argument,
@@ -84,6 +87,10 @@ void refuse_unknown(const Driver& driver, int ordinal) {
 }
 
 }  // namespace
+
+std::string capability_text(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
 
 std::string DeviceProperties::uuid_text() const {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -145,10 +152,13 @@ int device_of(const Driver& driver, DevicePointer address) {
   int ordinal = -1;
   const DriverFunctions& functions = driver.functions();
   const DriverCode code = functions.PointerGetAttribute(&ordinal, kOrdinalOfPointer, address);
-  if (code != kSuccess)
-    throw status_error(functions, code, "cuPointerGetAttribute",
-                       "find the device that has an address");
-  return ordinal;
+  if (code == kSuccess) return ordinal;
+  const Error failed =
+      status_error(functions, code, "cuPointerGetAttribute", "find the device that has an address");
+  if (code != kInvalidValue) throw Error(failed);
+  throw Error(ErrorCode::invalid_argument,
+              "the CUDA driver knows no memory at " + address_text(address), failed.where(),
+              "pass an array whose memory is on a device, and was not freed");
 }
 
 bool reaches(const Driver& driver, const DeviceProperties& from, const DeviceProperties& to) {

@@ -8,8 +8,12 @@
 
 namespace farandole::cuda {
 
-/// The least compute capability that kernels are compiled for.
+/// The least compute capability that kernels can be compiled for; a build may need more
+/// (why_not_loaded).
 inline constexpr int kOldestCapability = 70;
+
+/// "9.0"
+std::string capability_text(int capability);
 
 struct DeviceProperties {
   int ordinal = -1;  // among those that this process sees
@@ -33,7 +37,7 @@ struct DeviceProperties {
   std::string uuid_text() const;
   /// "device 0 (NVIDIA H200)"
   std::string label() const;
-  /// One sentence; empty where our kernels run on it.
+  /// One sentence; empty where kernels of ours may run on it.
   std::string why_unfit() const;
 };
 
@@ -43,7 +47,7 @@ DeviceProperties device_properties(const Driver& driver, int ordinal);
 /// Of all that this process sees.
 std::vector<DeviceProperties> all_devices(const Driver& driver);
 
-/// The number of the device that has this address. Throws Error(device) where none has.
+/// The number of the device that has this address. Throws Error(invalid_argument) where none has.
 int device_of(const Driver& driver, DevicePointer address);
 
 /// Whether kernels on `from` may use memory of `to`.

@@ -6,20 +6,26 @@ namespace farandole::cuda {
 namespace {
 
 /// Processes may see the same devices by other numbers, or not at all.
-void refuse_out_of_reach(const DeviceContext& context, const DeviceUuid& uuid) {
+bool sees(const DeviceContext& context, const DeviceUuid& uuid) {
   const DeviceProperties& here = context.device();
-  if (here.uuid == uuid) return;
+  if (here.uuid == uuid) return true;
   for (const DeviceProperties& device : all_devices(context.driver())) {
     if (device.uuid != uuid) continue;
-    if (reaches(context.driver(), here, device)) return;
+    if (reaches(context.driver(), here, device)) return true;
     throw Error(ErrorCode::device, here.label() + " cannot reach the memory of " + device.label(),
                 {}, "let the ranks use host memory");
   }
+  return false;
+}
+
+/// What the driver says of memory on a device that nobody could ask it about before.
+Error out_of_sight(const Error& refusal, const DeviceUuid& uuid) {
   DeviceProperties hidden;
   hidden.uuid = uuid;
-  throw Error(ErrorCode::device,
-              "this process does not see " + hidden.uuid_text() + ", whose memory a peer shares",
-              {}, "let CUDA_VISIBLE_DEVICES show all ranks' devices to each rank");
+  return Error(ErrorCode::device,
+               "this process does not see " + hidden.uuid_text() +
+                   ", whose memory a peer shares, and cannot map it: " + refusal.verdict(),
+               refusal.where(), "let CUDA_VISIBLE_DEVICES show all ranks' devices to each rank");
 }
 
 class ByDescriptor : public PeerMemory {
@@ -53,13 +59,18 @@ class ByIpcHandle : public PeerMemory {
 }  // namespace
 
 std::shared_ptr<PeerMemory> PeerMappings::open(const MemoryExport& shared) const {
-  refuse_out_of_reach(*context_, shared.device);
-  if (shared.kind == ExportKind::ipc) return std::make_shared<ByIpcHandle>(context_, shared);
-  if (!context_->device().descriptors)
+  const bool seen = sees(*context_, shared.device);
+  if (shared.kind == ExportKind::descriptor && !context_->device().descriptors)
     throw Error(ErrorCode::device,
                 context_->device().label() + " cannot map memory by its descriptor", {},
                 "let the ranks use host memory");
-  return std::make_shared<ByDescriptor>(context_, shared);
+  try {
+    if (shared.kind == ExportKind::ipc) return std::make_shared<ByIpcHandle>(context_, shared);
+    return std::make_shared<ByDescriptor>(context_, shared);
+  } catch (const Error& refusal) {
+    if (seen) throw;
+    throw out_of_sight(refusal, shared.device);
+  }
 }
 
 std::shared_ptr<PeerMemory> PeerMappings::map(const MemoryExport& shared) {

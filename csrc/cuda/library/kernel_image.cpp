@@ -35,22 +35,40 @@ KernelBuild kernel_build() {
 #endif
 }
 
-/// Code runs with any driver of its nvcc's major release or a later one, on devices of its
-/// capability's major number with the same minor number or a higher one; PTX takes a driver that is
+namespace {
+
+/// On devices of its capability's major number with the same minor number or a higher one.
+bool has_code(const KernelBuild& build, int capability) {
+  return std::ranges::any_of(
+      build.codes, [&](int code) { return code / 10 == capability / 10 && code <= capability; });
+}
+
+std::string what_there_is(const KernelBuild& build) {
+  std::string all;
+  for (const int code : build.codes) all += (all.empty() ? "" : ", ") + capability_text(code);
+  return "nvcc " + version_text(build.nvcc) + " has made code for " + all + " and PTX for " +
+         capability_text(build.codes.front()) + " and later";
+}
+
+}  // namespace
+
+/// Code runs with any driver of its nvcc's major release or a later one; PTX takes a driver that is
 /// no older than nvcc.
-std::string why_too_old(const KernelBuild& build, int driver_version,
-                        const DeviceProperties& device) {
-  if (build.nvcc == 0 || driver_version >= build.nvcc) return "";
+std::string why_not_loaded(const KernelBuild& build, int driver_version,
+                           const DeviceProperties& device) {
+  if (build.nvcc == 0) return "";
+  const bool code = has_code(build, device.capability);
+  if (!code && device.capability < build.codes.front())
+    return device.label() + " has compute capability " + capability_text(device.capability) +
+           ", for which this build has no kernels: " + what_there_is(build);
+  if (driver_version >= build.nvcc) return "";
   const std::string is =
       "the CUDA driver is too old: it is of CUDA " + version_text(driver_version);
   const std::string by = "nvcc " + version_text(build.nvcc);
   if (driver_version / 1000 < build.nvcc / 1000)
     return is + ", and the kernels, compiled by " + by + ", need " +
            version_text(build.nvcc / 1000 * 1000);
-  const bool has_code = std::ranges::any_of(build.codes, [&](int code) {
-    return code / 10 == device.capability / 10 && code <= device.capability;
-  });
-  if (has_code) return "";
+  if (code) return "";
   return is + ", and takes no PTX by " + by + ", which is all that the kernels have for " +
          device.label();
 }

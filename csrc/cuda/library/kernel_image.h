@@ -17,12 +17,12 @@ const void* nvls_image();
 /// What the fatbin was built with.
 struct KernelBuild {
   int nvcc = 0;                // 13000: of CUDA 13.0; 0: none
-  std::span<const int> codes;  // capabilities that have code of their own, besides the PTX
+  std::span<const int> codes;  // capabilities that have code of their own; the first has PTX, too
 };
 KernelBuild kernel_build();
 
 /// Why a driver of this version does not load them for a device: one sentence; empty where it does.
-std::string why_too_old(const KernelBuild& build, int driver_version,
-                        const DeviceProperties& device);
+std::string why_not_loaded(const KernelBuild& build, int driver_version,
+                           const DeviceProperties& device);
 
 }  // namespace farandole::cuda

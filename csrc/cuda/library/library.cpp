@@ -33,7 +33,7 @@ int32_t device(int32_t ordinal, CudaDevice* into, CudaFailure* failure) {
     copy_cut(found.uuid_text(), into->uuid);
     copy_cut(found.bus_id, into->bus_id);
     std::string unfit = found.why_unfit();
-    if (unfit.empty()) unfit = why_too_old(kernel_build(), driver->version(), found);
+    if (unfit.empty()) unfit = why_not_loaded(kernel_build(), driver->version(), found);
     copy_cut(unfit, into->unfit);
     return 1;
   });

@@ -2,7 +2,7 @@
 // environment (FAKE_CUDA_DEVICES=2) or from configure("devices", "2"):
 //
 //   devices 1   version 99000   capability 90   memory 1073741824   name "Fake GPU"
-//   virtual_memory 1   host_register 1   peers 1 (devices reach each other)
+//   virtual_memory 1   host_register 1   peers 1 (devices reach each other, seen or not)
 //   lacks ""           functions that cuGetProcAddress does not find, with commas
 //   jitter 0           a seed: streams sleep a little before they do anything
 //   memory_operations 1   streams wait for words and write them

@@ -16,7 +16,7 @@ using namespace farandole::cuda::fake;
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr char kMemfd[] = "fake-cuda";
+constexpr char kMemfd[] = "fake-cuda-";  // and the number of its device on this machine
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -66,6 +66,23 @@ int free_region(State& all, const char* call, RegionKind kind, DevicePointer add
   return kSuccess;
 }
 
+/// A memfd for memory of the context's device, or for the host's.
+int make_memory(const State& all, const CUctx_st& context, size_t bytes) {
+  const int number = all.visible[static_cast<size_t>(context.device)];
+  return make_memfd((kMemfd + std::to_string(number)).c_str(), bytes);
+}
+
+/// The number of the device whose memory that is; -1: it is none.
+int device_of_memory(int descriptor) {
+  const std::string name = name_of_memfd(descriptor);
+  return name.starts_with(kMemfd) ? std::atoi(name.c_str() + sizeof kMemfd - 1) : -1;
+}
+
+/// Whether kernels on a device may use memory of another one, seen by this process or not.
+bool in_reach(const State& all, int device, int number) {
+  return all.config.peers || all.visible[static_cast<size_t>(device)] == number;
+}
+
 /// What an IPC handle says.
 struct Ipc {
   char magic[8];
@@ -85,11 +102,14 @@ int farandole::cuda::fake::make_memfd(const char* name, size_t bytes) {
   return descriptor;
 }
 
-bool farandole::cuda::fake::is_memfd(int descriptor, const char* name) {
+std::string farandole::cuda::fake::name_of_memfd(int descriptor) {
+  constexpr std::string_view kBefore = "/memfd:";
   char target[64] = {};
   const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
-  return ::readlink(link.c_str(), target, sizeof target - 1) > 0 &&
-         std::string(target).starts_with("/memfd:" + std::string(name) + " ");
+  if (::readlink(link.c_str(), target, sizeof target - 1) <= 0) return "";
+  const std::string_view file = target;
+  if (!file.starts_with(kBefore)) return "";
+  return std::string(file.substr(kBefore.size(), file.find(' ') - kBefore.size()));
 }
 
 int farandole::cuda::fake::open_again(pid_t process, int of) {
@@ -119,7 +139,8 @@ void farandole::cuda::fake::free_all(State& all, const CUctx_st* context) {
   });
   std::erase_if(all.events, [&](const auto* event) { return event->context == context; });
   std::erase_if(all.modules, [&](const auto* module) { return module->context == context; });
-  all.reserved.clear();
+  // Addresses are the process's, whichever context has reserved them.
+  if (all.primary.empty()) all.reserved.clear();
 }
 
 FAKE_CUDA cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
@@ -127,7 +148,7 @@ FAKE_CUDA cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
     if (bytes == 0) return kInvalidValue;
     if (bytes > all.config.memory || all.used_memory() > all.config.memory - bytes)
       return kOutOfMemory;
-    const int descriptor = make_memfd(kMemfd, bytes);
+    const int descriptor = make_memory(all, *context, bytes);
     if (descriptor < 0) return 304;
     *address = map_new(descriptor, bytes);
     std::memset(host(*address), 0xcd, bytes);  // nobody may count on zeros
@@ -157,7 +178,7 @@ FAKE_CUDA cuMemGetInfo_v2(size_t* free, size_t* total) {
 FAKE_CUDA cuMemHostAlloc(void** address, size_t bytes, unsigned) {
   return call("cuMemHostAlloc", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
     if (bytes == 0) return kInvalidValue;
-    const int descriptor = make_memfd(kMemfd, bytes);
+    const int descriptor = make_memory(all, *context, bytes);
     if (descriptor < 0) return 304;
     const DevicePointer at = map_new(descriptor, bytes);
     std::memset(host(at), 0xcd, bytes);
@@ -209,9 +230,11 @@ FAKE_CUDA cuMemHostGetDevicePointer_v2(DevicePointer* address, void* of, unsigne
 
 FAKE_CUDA cuPointerGetAttribute(void* into, int attribute, DevicePointer address) {
   return call("cuPointerGetAttribute", Needs::driver, [&](State& all, Lock&, CUctx_st*) {
-    const Region* const region = all.region_of("cuPointerGetAttribute", address, 1);
-    if (attribute != kOrdinalOfPointer || region == nullptr) return kInvalidValue;
-    std::memcpy(into, &region->context->device, sizeof region->context->device);
+    const auto after = all.regions.upper_bound(address);
+    if (attribute != kOrdinalOfPointer || after == all.regions.begin()) return kInvalidValue;
+    const auto& [base, region] = *std::prev(after);
+    if (address >= base + region.bytes) return kInvalidValue;
+    std::memcpy(into, &region.context->device, sizeof region.context->device);
     return kSuccess;
   });
 }
@@ -242,9 +265,10 @@ FAKE_CUDA cuIpcOpenMemHandle_v2(DevicePointer* address, IpcMemoryHandle handle, 
         return kSuccess;
       }
     const int descriptor = open_again(ipc.process, ipc.descriptor);
-    if (descriptor < 0 || !is_memfd(descriptor, kMemfd)) {
+    const int number = device_of_memory(descriptor);
+    if (number < 0 || !in_reach(all, context->device, number)) {
       if (descriptor >= 0) ::close(descriptor);
-      return kInvalidValue;
+      return number < 0 ? kInvalidValue : 217;
     }
     ::flock(descriptor, LOCK_SH);  // its owner sees that it is open here
     *address = map_new(descriptor, ipc.bytes);
@@ -284,7 +308,7 @@ FAKE_CUDA cuMemCreate(PhysicalHandle* handle, size_t bytes, const PhysicalProper
       return kInvalidValue;
     if (bytes > all.config.memory || all.used_memory() > all.config.memory - bytes)
       return kOutOfMemory;
-    const int descriptor = make_memfd(kMemfd, bytes);
+    const int descriptor = make_memory(all, *context, bytes);
     if (descriptor < 0) return 304;
     *handle = ++all.last_physical;
     all.physicals[*handle] = {context, bytes, descriptor};
@@ -377,7 +401,11 @@ FAKE_CUDA cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess
       return kInvalidValue;
     if (access->location.id < 0 || access->location.id >= static_cast<int>(all.visible.size()))
       return kInvalidDevice;
-    if (all.physicals[found->second.physical].multicast == nullptr)
+    const Physical& physical = all.physicals[found->second.physical];
+    if (physical.multicast == nullptr &&
+        !in_reach(all, access->location.id, device_of_memory(physical.descriptor)))
+      return kInvalidDevice;
+    if (physical.multicast == nullptr)
       ::mprotect(host(address), bytes, PROT_READ | PROT_WRITE);  // else for kernels alone
     found->second.accessible = true;
     return kSuccess;
@@ -403,7 +431,7 @@ FAKE_CUDA cuMemImportFromShareableHandle(PhysicalHandle* handle, void* from, int
                 const auto given = static_cast<int>(reinterpret_cast<intptr_t>(from));
                 struct stat status{};
                 MulticastTable* const multicast = open_multicast(given);
-                const bool known = multicast != nullptr || is_memfd(given, kMemfd);
+                const bool known = multicast != nullptr || device_of_memory(given) >= 0;
                 if (type != kByDescriptor || !known || ::fstat(given, &status) != 0)
                   return kInvalidValue;
                 const int descriptor = ::fcntl(given, F_DUPFD_CLOEXEC, 0);

@@ -96,7 +96,7 @@ MulticastTable::Member* MulticastTable::of(int device) {
 }
 
 MulticastTable* farandole::cuda::fake::open_multicast(int descriptor) {
-  return is_memfd(descriptor, kObjectMemfd) ? map_table(descriptor) : nullptr;
+  return name_of_memfd(descriptor) == kObjectMemfd ? map_table(descriptor) : nullptr;
 }
 
 void farandole::cuda::fake::close_multicast(const Physical& physical) {

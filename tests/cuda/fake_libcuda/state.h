@@ -221,7 +221,8 @@ void free_all(State& state, const CUctx_st* context);
 inline constexpr size_t kGranularity = 2 << 20;
 /// One that other processes may map, if they know its name; -1: the system has none.
 int make_memfd(const char* name, size_t bytes);
-bool is_memfd(int descriptor, const char* name);
+/// "": it is none.
+std::string name_of_memfd(int descriptor);
 /// A descriptor that shares nothing with `of` but the memory: locks on it are its own.
 int open_again(pid_t process, int of);
 void drop_if_unused(State& state, PhysicalHandle handle);
