@@ -1,8 +1,11 @@
 #include "jax/on_cuda.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <thread>
+#include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "devices/library.h"
@@ -12,7 +15,7 @@
 namespace farandole {
 namespace {
 
-constexpr auto kBetweenLooks = std::chrono::microseconds(20);
+constexpr auto kBetweenChecks = std::chrono::milliseconds(100);  // whether the group has failed
 
 /// A CUstream, in which XLA has put what the call depends on.
 uint64_t stream_of(const ffi::CallFrame& frame) {
@@ -86,18 +89,77 @@ class HostFrame {
   std::vector<void*> arguments_, results_;
 };
 
-void await_arrays(Group& group, StagedCopies& copies) {
-  const auto all_are_here = [&] {
-    try {
-      return copies.is_open();
-    } catch (const Error& error) {  // which names this rank
-      group.fail(error);
-    }
-  };
-  while (!all_are_here()) {
-    group.check();
-    std::this_thread::sleep_for(kBetweenLooks);
+/// Looks whether a call's arrays have come, for a thread that waits until they have: copies wake
+/// whoever drives the engine.
+class Arrival : public Task {
+ public:
+  Arrival(Engine& engine, StagedCopies& copies) : engine_(engine), copies_(&copies) {}
+
+  bool poll(TimePoint) override {
+    const std::lock_guard lock(mutex_);
+    if (copies_ == nullptr || !is_known()) return false;
+    copies_ = nullptr;
+    over_.store(true, std::memory_order_release);  // partner: Driver::wait
+    engine_.note_finished();
+    return true;
   }
+  void look_around(TimePoint) override {}
+
+  const std::atomic<bool>& over() const { return over_; }
+  /// Then: what kept them from coming; it names this rank.
+  const std::optional<Error>& failure() const { return failure_; }
+  /// The copies are asked nothing any more.
+  void end() {
+    const std::lock_guard lock(mutex_);
+    copies_ = nullptr;
+  }
+
+ private:
+  bool is_known() {
+    try {
+      return copies_->is_open();
+    } catch (const Error& error) {
+      failure_ = error;
+      return true;
+    }
+  }
+
+  Engine& engine_;
+  std::mutex mutex_;  // guards copies_ and failure_
+  StagedCopies* copies_;
+  std::optional<Error> failure_;
+  std::atomic<bool> over_{false};
+};
+
+/// For as long as the engine is to poll it.
+class Polled {
+ public:
+  Polled(Engine& engine, std::shared_ptr<Arrival> arrival)
+      : engine_(engine), arrival_(std::move(arrival)) {
+    engine_.add_task(arrival_);
+  }
+  ~Polled() {
+    arrival_->end();
+    engine_.drop_task(arrival_);
+  }
+  Polled(const Polled&) = delete;
+  Polled& operator=(const Polled&) = delete;
+
+ private:
+  Engine& engine_;
+  std::shared_ptr<Arrival> arrival_;
+};
+
+void await_arrays(Group& group, StagedCopies& copies) {
+  Engine& engine = *group.engine();
+  const auto arrival = std::make_shared<Arrival>(engine, copies);
+  if (!arrival->poll(TimePoint::min())) {
+    const Polled polled(engine, arrival);
+    while (!engine.driver().wait(arrival->over(), "arrays on a device",
+                                 Deadline::after(kBetweenChecks)))
+      group.check();
+  }
+  if (arrival->failure()) group.fail(*arrival->failure());
 }
 
 }  // namespace

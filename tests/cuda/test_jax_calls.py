@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import resource
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -243,6 +245,25 @@ def checksums() -> None:
 
 def test_weights_are_compared(start: Start) -> None:
     start(2, "jax", FAKE_CUDA_JITTER="5").run(checksums)
+
+
+def waits_for_its_arrays() -> int:
+    """How often the thread that calls is woken while the device does something else for 0.4 s."""
+    program = Program()
+    x, raw = program.filled((10,), "float32", 1)
+    later = threading.Timer(0.4, program.rank.machine.keep_busy(0))
+    later.start()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    assert program.collective("all_reduce", [x], [x]) == ""
+    woken = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    later.join()
+    assert x.get() == host("all_reduce", raw, "float32")
+    program.rank.end()
+    return woken
+
+
+def test_a_call_sleeps_until_its_arrays_have_come(start: Start) -> None:
+    assert max(start(2, "jax").run(waits_for_its_arrays)) < 1000
 
 
 # ---- what goes wrong ----
