@@ -9,12 +9,18 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_device import Machine
 
+import farandole as fd
 import harness
 from farandole import cuda
+from farandole._bench import torch_own
+from farandole._bench.ranks import Request, measure
 
 TREE = Path(__file__).parent.parent.parent
 
@@ -106,6 +112,27 @@ def test_bench(driver: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--device cuda: there is no CUDA driver" in done.stderr
+
+
+def beside_torch(collective: str) -> list[dict[str, Any]]:
+    """With PyTorch's operation on the processor, which stands for that on the device."""
+    machine = Machine()
+    torch_own.place = lambda _: "cpu"  # type: ignore[assignment]
+    request = Request(collective, (65536,), "float32", ("device",), {}, iterations=3, seconds=1)
+    rows = measure(request)
+    fd.shutdown()
+    assert machine.misuse() == ""
+    return rows
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_bench_beside_torch(start: Callable[..., harness.World], collective: str) -> None:
+    world = start(1, "torch")
+    (row,) = world.run(beside_torch, collective)[0]
+    assert row["errors"] == 0
+    assert min(row["copy_gbs"], row["torch_gbs"]) > 0
+    title = {"all_reduce": "add", "all_gather": "cat"}[collective]
+    assert ["busbw", "copy", title] == world.output(0).splitlines()[2].split()[-4:-1]
 
 
 CASES = """

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import farandole as fd
-from farandole._bench import placement
+from farandole._bench import placement, torch_own
 from farandole._bench.collectives import Case
 from farandole._bench.devices import DeviceCase, driver
 from farandole._bench.layouts import COLLECTIVES, Collective
@@ -90,9 +90,18 @@ def _shown(request: Request, total: int, placed: str) -> Rows | None:
     if fd.rank() != 0:
         return None
     algorithm = request.options.get("algorithm", "")
-    on_devices = "device" in request.memory
+    on_devices = "device" in request.memory and COLLECTIVES[request.collective].moves
+    of_torch = ""
+    if on_devices and torch_own.place(driver().ordinal) is not None:
+        of_torch = torch_own.operation(folds=COLLECTIVES[request.collective].folds)
     return Rows(
-        request.collective, algorithm, placed, total, request.terminal, on_devices=on_devices
+        request.collective,
+        algorithm,
+        placed,
+        total,
+        request.terminal,
+        on_devices=on_devices,
+        of_torch=of_torch,
     )
 
 
@@ -161,6 +170,14 @@ def _case(request: Request, collective: Collective, size: int, memory: str) -> C
     return Case(collective, size, request.dtype, memory, request.options)
 
 
+def _beside(collective: Collective, size: int) -> dict[str, float]:
+    """What the device does by itself, in GB/s of as many bytes."""
+    seconds = {"copy_gbs": driver().copy_seconds(size)}
+    if place := torch_own.place(driver().ordinal):
+        seconds["torch_gbs"] = torch_own.seconds(place, size, folds=collective.folds)
+    return {name: size / took / 1e9 for name, took in seconds.items()}
+
+
 def _row(request: Request, collective: Collective, size: int, memory: str) -> dict[str, Any]:
     case = _case(request, collective, size, memory)
     with _no_collector():
@@ -175,12 +192,12 @@ def _row(request: Request, collective: Collective, size: int, memory: str) -> di
     if not collective.moves:  # a barrier is wrong when somebody leaves before the last has come
         wrong = int(np.sum(fd.all_reduce(run.ends, "min") < fd.all_reduce(run.starts, "max")))
     least, middle, p99 = summarize(slowest)
-    copied = None
-    if isinstance(case, DeviceCase):  # beside it, while nobody else uses the device
+    beside: dict[str, float] = {}
+    if isinstance(case, DeviceCase):  # while nobody else uses the device
         for turn in range(fd.size()):
             fd.barrier()
             if turn == fd.rank():
-                copied = case.bytes / driver().copy_seconds(case.bytes) / 1e9
+                beside = _beside(collective, case.bytes)
         case.end()
     bandwidth = gigabytes_per_second(case.bytes, middle)
     moves = collective.moves
@@ -201,7 +218,7 @@ def _row(request: Request, collective: Collective, size: int, memory: str) -> di
         "p99_us": p99 / 1e3,
         "algbw_gbs": bandwidth if moves else None,
         "busbw_gbs": bandwidth * collective.bus_factor(fd.size()) if moves else None,
-        **({} if copied is None else {"copy_gbs": copied}),
+        **beside,
         "errors": wrong,
         "verified": wrong == 0,
     }

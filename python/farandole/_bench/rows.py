@@ -22,6 +22,7 @@ class Rows:
         total: how many rows there will be.
         terminal: its columns; 0: there is none.
         on_devices: rows have the device's own copy beside.
+        of_torch: PyTorch's own operation that is beside, too; empty: none.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Rows:
         terminal: int,
         *,
         on_devices: bool = False,
+        of_torch: str = "",
     ) -> None:
         self._moves = COLLECTIVES[collective].moves
-        self._columns = _columns(self._moves, algorithm, on_devices)
-        self._on_devices = on_devices
+        beside = ["copy"] * on_devices + [of_torch] * bool(of_torch)
+        self._columns = _columns(self._moves, algorithm, beside)
+        self._beside = ["copy_gbs"] * on_devices + ["torch_gbs"] * bool(of_torch)
         self._placement = placement
         self._progress = Progress(total, terminal)
         self._shown = 0
@@ -62,12 +65,11 @@ class Rows:
         yield from (format_microseconds(1e3 * row[name]) for name in _TIMES)
         if self._moves:
             yield from (f"{row[name]:.2f}" for name in _BANDWIDTHS)
-        if self._on_devices:
-            yield f"{row['copy_gbs']:.2f}"
+        yield from (f"{row[name]:.2f}" for name in self._beside)
         yield str(row["errors"])
 
 
-def _columns(moves: bool, algorithm: str, on_devices: bool) -> list[Column]:
+def _columns(moves: bool, algorithm: str, beside: list[str]) -> list[Column]:
     """Narrow enough for 80 letters."""
     what = [
         Column("size", len("256 KiB"), right=True),
@@ -79,8 +81,8 @@ def _columns(moves: bool, algorithm: str, on_devices: bool) -> list[Column]:
     calls, errors = Column("calls", right=True), Column("errors", right=True)
     if not moves:
         return [calls, *times, errors]
-    copy = [Column("copy", right=True)] if on_devices else []
-    return [*what, calls, *times, *bandwidths, *copy, errors]
+    others = [Column(name, right=True) for name in beside]
+    return [*what, calls, *times, *bandwidths, *others, errors]
 
 
 def _title(row: dict[str, Any], placement: str) -> str:

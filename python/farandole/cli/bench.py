@@ -46,6 +46,8 @@ columns:
   memory       ours: farandole.allocate, mapped by all ranks; caller: numpy's own; device: that of a
                CUDA device, with --device cuda; there a call ends when its result is there
   copy         GB/s: bytes / time of a copy of so many from one place of rank 0's device to another
+  add, cat     the same of PyTorch's own operation there, where it has the device: torch.add of two
+               arrays of so many, or torch.cat of two halves for collectives that do not fold
   our time /   below 1 farandole is faster; 95 % bootstrap interval over rounds
 
 peers of --compare, each from an environment that has it (--peer-python, default: this one):
