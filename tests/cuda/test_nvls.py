@@ -210,9 +210,15 @@ def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
     x, hx = small(rank, 3000, "float32")
     fd.all_reduce(hx.array, out=hx.array)
     y = rank.array(3000, "float32")
+
+    def come_to_nothing(*, by_opening: bool) -> None:  # of the bucket, which loads all kernels
+        if fail and fd.rank() == fail[0] and (fail[1] == "cuModuleLoadDataEx") == by_opening:
+            code = 802 if fail[1] == "cuMulticastBindMem" else UNAVAILABLE
+            rank.machine.fail(fail[1], fail[2], code)
+
+    come_to_nothing(by_opening=True)
     assert path_of(rank.array(1, "int8")) == "step"
-    if fail and fd.rank() == fail[0]:
-        rank.machine.fail(fail[1], fail[2], UNAVAILABLE if fail[1] != "cuMulticastBindMem" else 802)
+    come_to_nothing(by_opening=False)
     before, held = rank.machine.calls("cuMulticastAddDevice"), memory_of(rank)
     for _ in range(2):
         fd.all_reduce(x, out=y)
@@ -229,7 +235,7 @@ def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
 
 # What it was that failed: on which rank, which call, and what that rank tried then.
 CALLS = [
-    (1, "cuModuleLoadDataEx", 1, "load the kernels"),
+    (1, "cuModuleLoadDataEx", 2, "load the kernels"),
     (0, "cuMulticastGetGranularity", 1, "ask for the size of pages that devices share"),
     (0, "cuMulticastCreate", 1, "join memory of 2 devices"),
     (0, "cuMemExportToShareableHandle", 1, "let other processes use memory"),
