@@ -10,7 +10,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "base/half.h"
+#include "base/element.h"
 
 namespace farandole {
 
@@ -41,28 +41,6 @@ struct DTypeCodes {
   int32_t tensorflow;                // DataType
   std::string_view tensorflow_word;  // in an op's definition
 };
-
-/// Elements for which C++ has no type.
-template <FloatFormat format>
-struct NarrowFloat {
-  BitsOf<format> bits;
-};
-struct Boolean {
-  uint8_t bits;  // whatever is not zero is true
-};
-
-/// The format of floating-point elements; of others, none.
-template <typename T>
-inline constexpr FloatFormat kFormatOf{};
-template <>
-inline constexpr FloatFormat kFormatOf<float> = kFloat32;
-template <>
-inline constexpr FloatFormat kFormatOf<double> = kFloat64;
-template <FloatFormat format>
-inline constexpr FloatFormat kFormatOf<NarrowFloat<format>> = format;
-
-template <typename T>
-concept FloatingElement = kFormatOf<T>.mantissa > 0;
 
 template <typename T>
 inline constexpr DTypeKind kKindOf = std::is_integral_v<T>         ? DTypeKind::integer

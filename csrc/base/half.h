@@ -2,6 +2,7 @@
 // independent of the floating-point mode and of the instruction set.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -44,7 +45,7 @@ constexpr uint64_t convert(uint64_t bits) {
   const uint64_t fraction = magnitude & ((uint64_t{1} << from.mantissa) - 1);
   const uint64_t significand = field == 0 ? fraction : fraction | uint64_t{1} << from.mantissa;
   const int unit = (field == 0 ? 1 : field) - from.bias() - from.mantissa;
-  const int highest = unit + 63 - __builtin_clzll(significand);
+  const int highest = unit + 63 - std::countl_zero(significand);
   if (highest > to.bias()) return sign | to.infinity();
 
   // The result counts in 2^(its own unit); below the normal numbers that unit stays put.

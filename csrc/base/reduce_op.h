@@ -7,14 +7,11 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/formula.h"
 
 namespace farandole {
 
 enum class ReduceOp : uint8_t { sum, mean, min, max, product };
-
-/// How two elements become one. On booleans add is "or", multiply is "and", as in numpy.
-enum class Formula : uint8_t { add, multiply, smaller, larger };
-inline constexpr size_t kFormulas = 4;
 
 struct ReduceOpRow {
   ReduceOp op;
@@ -32,7 +29,6 @@ inline constexpr auto kReduceOps = std::to_array<ReduceOpRow>({
 });
 
 constexpr size_t index(ReduceOp op) { return static_cast<size_t>(op); }
-constexpr size_t index(Formula formula) { return static_cast<size_t>(formula); }
 constexpr const ReduceOpRow& row(ReduceOp op) { return kReduceOps[index(op)]; }
 constexpr std::string_view name_of(ReduceOp op) { return row(op).name; }
 constexpr bool has_meaning(ReduceOp op, DType dtype) {

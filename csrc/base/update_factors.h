@@ -2,10 +2,8 @@
 // the kernels of devices and the library between (base/cuda_table.h).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 namespace farandole {
 
@@ -18,7 +16,6 @@ namespace farandole {
 ///   g²
 ///              value = shrink · value + step · first / (√second / root + epsilon)
 enum class UpdateKind : uint8_t { sgd, momentum, adam };
-inline constexpr std::array<std::string_view, 3> kUpdateNames{"sgd", "momentum", "adam"};
 inline constexpr size_t kMostSlots = 2;
 
 /// How many numbers of state an element has.
@@ -37,5 +34,8 @@ struct UpdateFactors {
   bool unused[6] = {};  // nothing of what a kernel is given is unset
 };
 static_assert(sizeof(UpdateFactors) == 10 * sizeof(double) + 8 * sizeof(bool));
+
+/// Of norms: sums side by side, of elements modulo that.
+inline constexpr uint32_t kNormLanes = 16;
 
 }  // namespace farandole

@@ -5,13 +5,17 @@
 // bits, whatever the floating-point mode of the calling thread.
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <cstdint>
+#include <string_view>
 
 #include "base/dtype.h"
 #include "base/update_factors.h"
 
 namespace farandole {
+
+/// By UpdateKind.
+inline constexpr std::array<std::string_view, 3> kUpdateNames{"sgd", "momentum", "adam"};
 
 /// `count` elements each; of `state`, slots_of(kind) are looked at. No two overlap.
 struct UpdateArrays {
@@ -29,8 +33,6 @@ void update(UpdateKind kind, DType dtype, const UpdateArrays& arrays, const Upda
 constexpr size_t tiles_of(size_t begin, size_t count, size_t tile) {
   return count == 0 ? 0 : (begin + count + tile - 1) / tile;
 }
-/// Sums side by side, of elements modulo that.
-inline constexpr uint32_t kNormLanes = 16;
 /// Both in double and in one order of additions, which depends on `count` alone. A NaN among the
 /// elements gives NaN.
 double sum_of_squares(const std::byte* elements, size_t count, DType dtype);

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "fold/update.h"
+#include "base/update_factors.h"
 
 namespace farandole {
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "base/dtype.h"
-#include "base/reduce_op.h"
+#include "base/element.h"
+#include "base/formula.h"
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/parameters.h"
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/reduce_op.h"
-#include "fold/update.h"
+#include "base/formula.h"
+#include "base/update_factors.h"
 
 namespace farandole::cuda {
 
