@@ -128,7 +128,11 @@ bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/b
 device:  ## on a machine with a GPU: compare collectives with the host's bits and trainings with one process, kill ranks, and measure; DEVICE='--out FILE'
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) bench/device $(DEVICE)
 
-device-wheels: $(STAMPS)/farandole  ## what `make device` takes along to a machine that has a driver and a Python alone: wheels in build
+# With kernels of all architectures, as in released wheels: what is measured is what users get.
+device-wheels: $(STAMPS)/farandole build/nvrtc  ## what `make device` takes along to a machine that has a driver and a Python alone: wheels in build
+	rm -rf build/device-wheels
+	$(WHEEL_BY_PIP) --wheel-dir build/device-wheels -C cmake.args=-UFARANDOLE_CUDA_CODES \
+	  -C cmake.define.FARANDOLE_NVRTC=$(CURDIR)/build/nvrtc .
 	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --only-binary :all: --dest build/device-wheels numpy
 
 device-dry: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test  ## `make device` over the driver of the tests: bench/device/dry-run.txt
@@ -192,12 +196,21 @@ $(STAMPS)/mpi-%: pyproject.toml | $(STAMPS)/venv
 	$(PIP) --ignore-installed --prefix $(VENV)/mpi/$* --group mpi-$*
 	@touch $@
 
+# What compiles kernels of released wheels: csrc/cuda/nvrtc.py.
+build/nvrtc: pyproject.toml | $(STAMPS)/venv
+	rm -rf $@
+	$(PIP) --target $@ --group kernels
+	@touch $@
+
+WHEEL_BY_PIP = $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps \
+  -C cmake.define.FARANDOLE_TESTS=ON -C cmake.define.FARANDOLE_WERROR=ON
+
 # Installed as users get it, but with kernels of one architecture, from whose PTX a driver makes those
 # for others; and warnings are errors.
 $(STAMPS)/farandole: $(SOURCES) $(STAMPS)/build
 	rm -rf $(WHEEL)
-	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEEL) \
-	  -C cmake.define.FARANDOLE_TESTS=ON -C cmake.define.FARANDOLE_WERROR=ON -C cmake.define.FARANDOLE_CUDA_CODES=sm_75 .
+	$(WHEEL_BY_PIP) --wheel-dir $(WHEEL) -C cmake.define.FARANDOLE_CUDA_CODES=sm_75 \
+	  -C cmake.define.FARANDOLE_NVRTC=$(FARANDOLE_NVRTC) .
 	$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes farandole
 	$(PIP) $(WHEEL)/*.whl
 	@touch $@

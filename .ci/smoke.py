@@ -57,7 +57,7 @@ def check_instructions() -> None:
 
 
 def check_kernels(has: bool) -> None:
-    """A build that finds no nvcc goes without them, and nothing else would tell."""
+    """A build that finds no compiler for them goes without them, and nothing else would tell."""
     assert bool(cuda._table().nvcc) == has, f"kernels for devices are there: {not has}"
 
 

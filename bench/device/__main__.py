@@ -52,7 +52,7 @@ def find() -> None:
     tag = f"-cp{sys.version_info[0]}{sys.version_info[1]}-"
     folder = ROOT / "build" / "device"
     for name in missing:
-        wheels = sorted(ROOT.glob(f"build/d*/{name}-*{tag}*.whl"))
+        wheels = sorted(ROOT.glob(f"build/device-wheels/{name}-*{tag}*.whl"))
         if not wheels:
             sys.exit(
                 f"there is no {name} to import, and no wheel of it for this Python in build "

@@ -223,7 +223,7 @@ struct CudaMeasurement {
 struct CudaTable {
   uint32_t version;
   uint32_t bytes;
-  int32_t nvcc;  // that compiled the kernels: 13000: of CUDA 13.0; 0: built without
+  int32_t nvcc;  // or NVRTC that compiled the kernels: 12090: of CUDA 12.9; 0: built without
   int32_t (*driver_version)(CudaFailure* failure);  // 12040: CUDA 12.4
   int32_t (*device_count)(CudaFailure* failure);
   int32_t (*device)(int32_t ordinal, CudaDevice* device, CudaFailure* failure);

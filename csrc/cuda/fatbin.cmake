@@ -1,31 +1,14 @@
-# The kernels for devices, where there is an nvcc: FARANDOLE_NVCC, one in PATH, or the package
-# nvidia-cuda-nvcc (with nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime) of the Python that
-# builds. Of the runtime nvcc includes headers by itself; nothing of it is linked.
+# The kernels for devices, where there is a compiler for them (kernel_compiler.cmake).
 #
-# Targets, only with nvcc: farandole_cuda_fatbin, an object library with the images of fatbin.h, and
+# Targets, only with one: farandole_cuda_fatbin, an object library with the images of fatbin.h, and
 # farandole_cuda_ptx, the texts that tests/cuda/check_ptx.py reads.
-set(FARANDOLE_NVCC "" CACHE STRING "The nvcc that compiles kernels; empty: look for one; off: none")
+include(csrc/cuda/kernel_compiler.cmake)
+
 # Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
 set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_90;sm_100;sm_120" CACHE STRING
-    "What kernels are compiled for, oldest first, as far as nvcc knows it")
+    "What kernels are compiled for, oldest first, as far as the compiler knows it")
 set(FARANDOLE_FATBIN_CACHE "$ENV{FATBIN_CACHE}" CACHE PATH
     "A folder of compiled kernels for several builds, by a hash of all they come from; empty: none")
-set(nvcc "${FARANDOLE_NVCC}")
-if(nvcc STREQUAL "")
-  find_program(FARANDOLE_NVCC_IN_PATH nvcc)
-  set(nvcc "${FARANDOLE_NVCC_IN_PATH}")
-endif()
-if(nvcc STREQUAL "off")
-  set(nvcc "")
-elseif(NOT nvcc AND Python_EXECUTABLE)
-  execute_process(COMMAND ${Python_EXECUTABLE} -c "import nvidia, pathlib
-for folder in nvidia.__path__:
-  for nvcc in sorted(pathlib.Path(folder).glob('*/bin/nvcc')):
-    print(nvcc, end=';')" OUTPUT_VARIABLE in_packages ERROR_QUIET)
-  if(in_packages)
-    list(GET in_packages 0 nvcc)
-  endif()
-endif()
 
 # In `into`: the file, and all that it includes of csrc, wherever that is included.
 function(farandole_included_by file into)
@@ -45,18 +28,18 @@ function(farandole_included_by file into)
   set(${into} ${found} PARENT_SCOPE)
 endfunction()
 
-set(FARANDOLE_HAS_NVCC OFF)
-if(nvcc)
-  execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE known RESULT_VARIABLE failed)
+set(FARANDOLE_HAS_KERNELS OFF)
+if(compiler)
+  execute_process(COMMAND ${compiler} --list-gpu-code OUTPUT_VARIABLE known RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "${nvcc} --list-gpu-code fails: set FARANDOLE_NVCC to another nvcc")
+    message(FATAL_ERROR "${compiler} --list-gpu-code fails: set FARANDOLE_NVCC to another nvcc")
   endif()
   string(REGEX MATCHALL "sm_[0-9]+" known "${known}")
 endif()
-if(nvcc)
-  set(FARANDOLE_HAS_NVCC ON)
+if(compiler)
+  set(FARANDOLE_HAS_KERNELS ON)
   # One PTX for all, of the oldest architecture: the kernels use nothing newer. Each architecture
-  # that this nvcc knows gets code of its own; a driver compiles the PTX for those that came later.
+  # that the compiler knows gets code of its own; a driver compiles the PTX for those that came later.
   set(codes "")
   foreach(code IN LISTS FARANDOLE_CUDA_CODES)
     if(code IN_LIST known)
@@ -64,30 +47,39 @@ if(nvcc)
     endif()
   endforeach()
   if(NOT codes)
-    message(FATAL_ERROR "${nvcc} knows none of FARANDOLE_CUDA_CODES, ${FARANDOLE_CUDA_CODES}")
+    message(FATAL_ERROR "${compiler} knows none of FARANDOLE_CUDA_CODES, ${FARANDOLE_CUDA_CODES}")
   endif()
   list(GET codes 0 first)
   list(JOIN codes "," code_list)
-  message(STATUS "Kernels for ${code_list} and PTX for ${first}, by ${nvcc}")
+  list(JOIN compiler " " by)
+  message(STATUS "Kernels for ${code_list} and PTX for ${first}, by ${by}")
 
-  # nvcc preprocesses by a compiler for the host, and none of its code is kept: so g++ is as good as
-  # the compiler of the rest, which nvcc may not know.
-  find_program(FARANDOLE_NVCC_HOST_COMPILER NAMES g++ clang++ c++)
   # The arithmetic of docs/determinism.md: no contraction, subnormals, divisions that are rounded.
-  set(flags -std=c++20 --expt-relaxed-constexpr -fmad=false -ftz=false -prec-div=true
-            -allow-unsupported-compiler -ccbin ${FARANDOLE_NVCC_HOST_COMPILER}
-            -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
+  set(flags -std=c++20 -fmad=false -ftz=false -prec-div=true -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
+  set(container "")
+  if(NOT FARANDOLE_BY_NVRTC)
+    # nvcc preprocesses by a compiler for the host, and none of its code is kept: so g++ is as good
+    # as the compiler of the rest, which nvcc may not know.
+    find_program(FARANDOLE_NVCC_HOST_COMPILER NAMES g++ clang++ c++)
+    list(APPEND flags --expt-relaxed-constexpr -allow-unsupported-compiler
+                      -ccbin ${FARANDOLE_NVCC_HOST_COMPILER})
+    set(container -Xfatbin -compress-all --threads 0)
+  endif()
   # Those of nvls.cu need instructions of compute capability 9.0, which the common PTX has not: a
-  # module of its own, of nvcc 12.2 and later.
+  # module of its own, by a compiler of CUDA 12.2 and later.
   set(nvls_codes ${codes})
   list(FILTER nvls_codes INCLUDE REGEX "^sm_(9|1[0-9][0-9])")
   list(APPEND nvls_codes sm_90)
   list(REMOVE_DUPLICATES nvls_codes)
-  execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE made_of)
+  execute_process(COMMAND ${compiler} --version OUTPUT_VARIABLE made_of)
   if(NOT made_of MATCHES "release ([0-9]+)[.]([0-9]+)")
-    message(FATAL_ERROR "${nvcc} --version does not say its release: set FARANDOLE_NVCC to another nvcc")
+    message(FATAL_ERROR "${compiler} --version does not say its release: set FARANDOLE_NVCC to another nvcc")
   endif()
   math(EXPR FARANDOLE_NVCC_VERSION "1000 * ${CMAKE_MATCH_1} + 10 * ${CMAKE_MATCH_2}")
+  if(FARANDOLE_BY_NVRTC)
+    file(SHA256 ${FARANDOLE_NVRTC_SCRIPT} hash)
+    string(APPEND made_of ${hash})
+  endif()
   set(FARANDOLE_HAS_NVLS OFF)
   if("sm_90" IN_LIST known AND FARANDOLE_NVCC_VERSION GREATER_EQUAL 12020)
     set(FARANDOLE_HAS_NVLS ON)
@@ -107,14 +99,17 @@ if(nvcc)
     farandole_included_by(${kernels} kernel_sources)
     # What they include may change with any of them.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
+    if(FARANDOLE_BY_NVRTC)
+      list(APPEND kernel_sources ${FARANDOLE_NVRTC_SCRIPT})
+    endif()
 
     set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${image}.ptx)
-    add_custom_command(OUTPUT ${ptx} COMMAND ${nvcc} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
+    add_custom_command(OUTPUT ${ptx} COMMAND ${compiler} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
                        DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
     add_custom_target(${image}_ptx DEPENDS ${ptx})
 
     set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/${image}.fatbin)
-    set(compile ${nvcc} ${flags} -fatbin -Xfatbin -compress-all --threads 0
+    set(compile ${compiler} ${flags} -fatbin ${container}
                 -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
     if(FARANDOLE_FATBIN_CACHE)
       # At most as many compilations as there are versions of the kernels: it takes minutes.

@@ -1,6 +1,6 @@
 // The kernels as the device's driver takes them (cuModuleLoadData): code for each architecture and
-// PTX for later ones. Only where the build had an nvcc; those of nvls.cu only where it was new
-// enough (12.2).
+// PTX for later ones. Only where the build had a compiler for them; those of nvls.cu only where it
+// was new enough (CUDA 12.2).
 #pragma once
 
 #include <cstddef>

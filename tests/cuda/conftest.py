@@ -45,7 +45,7 @@ def in_pieces(start: Start) -> Start:
 def by_steps(start: Start) -> Start:
     """The same, for ranks whose collectives go by steps, in pieces of 64 KiB."""
     if not cuda._table().nvcc:
-        pytest.skip("this build has no kernels: there was no nvcc")
+        pytest.skip("this build has no kernels: there was no compiler for them")
 
     def started(size: int, **env: str) -> World:
         told = {"FARANDOLE_DEVICE_PATH": "step", "FARANDOLE_DEVICE_BUCKET_BYTES": "65536"}

@@ -29,7 +29,7 @@ TREE = Path(__file__).parent.parent.parent
 def driver() -> dict[str, str]:
     """An environment in which the fake driver is found."""
     if not cuda._table().nvcc:
-        pytest.skip("this build has no kernels: there was no nvcc")
+        pytest.skip("this build has no kernels: there was no compiler for them")
     harness.build("fake_libcuda")
     kept = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK")}
     return {**kept, "LD_LIBRARY_PATH": str(harness.TREE / "fake_libcuda")}
@@ -208,12 +208,13 @@ def put_wheel(root: Path, folder: str, name: str, tag: str) -> None:
 def test_what_cannot_be_imported_is_unpacked_from_wheels(tmp_path: Path) -> None:
     this = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     put_wheel(tmp_path, "device-wheels", "numpy", this)
-    put_wheel(tmp_path, "dist", "farandole", "cp27")
+    put_wheel(tmp_path, "device-wheels", "farandole", "cp27")
+    put_wheel(tmp_path, "dist", "farandole", this)  # has not all kernels
     done = finds(tmp_path)
     assert done.returncode == 1
     assert "there is no farandole to import, and no wheel of it for this Python" in done.stderr
     assert "make device-wheels" in done.stderr
-    put_wheel(tmp_path, "dist", "farandole", this)
+    put_wheel(tmp_path, "device-wheels", "farandole", this)
     done = finds(tmp_path)
     assert done.stderr == ""
-    assert done.stdout.splitlines()[:2] == [f"dist {this} device-wheels {this}"] * 2
+    assert done.stdout.splitlines()[:2] == [f"device-wheels {this} device-wheels {this}"] * 2

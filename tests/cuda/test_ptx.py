@@ -1,8 +1,10 @@
-"""What nvcc makes of the kernels, where there is an nvcc; and that the look at it sees faults."""
+"""What compilers make of the kernels: nvcc, and NVRTC, where they are; and that the look at it sees
+faults."""
 
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -81,13 +83,20 @@ def test_a_fault_of_the_switch_is_seen(right: str, wrong: str, why: str) -> None
     assert any(why in line for line in check_ptx.faults(GOOD_NVLS.replace(right, wrong)))
 
 
-def test_the_kernels_have_no_faults(tmp_path: Path) -> None:
+NVRTC = ROOT / "build" / "nvrtc"  # as the Makefile installs it
+needs_nvrtc = pytest.mark.skipif(not NVRTC.exists(), reason="NVRTC is not there: make build/nvrtc")
+BY = {"nvcc": ["-DFARANDOLE_NVRTC=off"], "nvrtc": [f"-DFARANDOLE_NVRTC={NVRTC}"]}
+
+
+@pytest.mark.parametrize("by", ["nvcc", pytest.param("nvrtc", marks=needs_nvrtc)])
+def test_the_kernels_have_no_faults(by: str, tmp_path: Path) -> None:
     """Configured as a build is, without one: only the PTX is made."""
     configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja", "-DFARANDOLE_MODULE=OFF"]
-    options = [f"-DPython_EXECUTABLE={sys.executable}"]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", *BY[by]]
     told = subprocess.run([*configure, *options], check=True, capture_output=True, text=True).stdout
     if "Kernels for" not in told:
         pytest.skip("there is no nvcc")
+    assert ("nvrtc.py" in told) == (by == "nvrtc")
     subprocess.run(["cmake", "--build", tmp_path, "--target", "farandole_cuda_ptx"], check=True)
     ptx = (tmp_path / "farandole_cuda.ptx").read_text()
     assert check_ptx.faults(ptx) == []
@@ -95,9 +104,56 @@ def test_the_kernels_have_no_faults(tmp_path: Path) -> None:
     if (nvls := tmp_path / "farandole_nvls.ptx").exists():  # by an nvcc that is new enough
         assert check_ptx.faults(nvls.read_text()) == []
         assert len(check_ptx.entries(nvls.read_text())) == 8
+    assert by == "nvcc" or (nvls.exists() and ".target sm_70" in ptx)
     table = (ROOT / "csrc" / "cuda" / "kernels" / "table.h").read_text()
     dtypes = re.findall(r"^FARANDOLE_CUDA_OF_ONE\((\w+),", table, re.MULTILINE)
     kernels = check_ptx.entries(ptx)
     assert len(dtypes) == 13
     for dtype in dtypes:
         assert {f"farandole_{what}_{dtype}" for what in ("one_shot", "two_shot")} <= set(kernels)
+
+
+def by_nvrtc(source: Path, into: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "csrc" / "cuda" / "nvrtc.py"
+    flags = ["-std=c++20", "-fmad=false", f"-I{ROOT / 'csrc'}"]
+    command = [sys.executable, script, "--packages", NVRTC, *flags, *options, source, "-o", into]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def images(fatbin: bytes) -> list[tuple[str, int, bool]]:
+    """Of each: what it is, for which architecture, and whether LZ4 compressed it."""
+    magic, _, at, size = struct.unpack_from("<IHHQ", fatbin)
+    assert (magic, at + size) == (0xBA55ED50, len(fatbin))
+    found = []
+    while at < len(fatbin):
+        kind, _, header, size = struct.unpack_from("<HHIQ", fatbin, at)
+        architecture, flags = struct.unpack_from("<I8xQ", fatbin, at + 28)
+        found.append(({1: "ptx", 2: "code"}[kind], architecture, bool(flags & 0x2000)))
+        at += header + size
+    return found
+
+
+@needs_nvrtc
+def test_an_image_has_code_for_each_architecture_that_old_drivers_unpack(tmp_path: Path) -> None:
+    kernels, image = ROOT / "csrc" / "cuda" / "kernels" / "nvls.cu", tmp_path / "image"
+    codes = "arch=compute_90,code=[sm_90,sm_100,sm_120,compute_90]"
+    done = by_nvrtc(kernels, image, "-fatbin", "-gencode", codes)
+    assert done.returncode == 0, done.stderr
+    code = [("code", architecture, True) for architecture in (90, 100, 120)]
+    assert images(image.read_bytes()) == [*code, ("ptx", 90, True)]
+
+
+@needs_nvrtc
+def test_what_does_not_compile_leaves_the_compilers_words_and_no_file(tmp_path: Path) -> None:
+    kernels, into = tmp_path / "kernels.cu", tmp_path / "image"
+    kernels.write_text("__global__ void kernel() { nowhere(); }")
+    done = by_nvrtc(kernels, into, "-ptx", "-arch=compute_70")
+    assert done.returncode == 1
+    assert 'identifier "nowhere" is undefined' in done.stderr
+    kernels.write_text('__global__ void kernel() { asm("no.such.instruction;"); }')
+    codes = "arch=compute_70,code=[sm_70,compute_70]"
+    done = by_nvrtc(kernels, into, "-fatbin", "-gencode", codes)
+    assert done.returncode == 1
+    assert "ptxas makes no code for sm_70" in done.stderr
+    assert "no.such" in done.stderr or "known instruction" in done.stderr
+    assert not into.exists()

@@ -1,5 +1,5 @@
-// The machine that kernels are written for. nvcc gives CUDA's; any other compiler one that a host
-// executor runs (tests/cuda/executor.h), so that tests run the kernels' own source.
+// The machine that kernels are written for. nvcc and NVRTC give CUDA's; any other compiler one that
+// a host executor runs (tests/cuda/executor.h), so that tests run the kernels' own source.
 //
 // What peers write is read by load_peer and what they read is written by store_peer: never through
 // the non-coherent cache, which nobody invalidates. Order between ranks comes from load_acquire and

@@ -1,5 +1,4 @@
-// The entry points of the device's module. cmake/cuda.cmake compiles this file alone, into a
-// fatbin.
+// The entry points of the device's module. fatbin.cmake compiles this file alone.
 #include "cuda/kernels/bucket.cuh"
 #include "cuda/kernels/exchange.cuh"
 #include "cuda/kernels/graph.cuh"

@@ -55,7 +55,8 @@ int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor
                     CudaFailure* failure) {
   return guarded(failure, [&] {
     if (kernel_image() == nullptr)
-      throw Error(ErrorCode::device, "this build of farandole has no kernels: it had no nvcc");
+      throw Error(ErrorCode::device,
+                  "this build of farandole has no kernels: it had no compiler for them");
     exchange->exchange.open_bucket(kernel_image(), nvls_image());
     MemoryExport shared = exchange->exchange.share();
     *mine = {shared.id.process,
@@ -239,8 +240,9 @@ int32_t offer_nvls(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
                    CudaFailure* failure) {
   return guarded(failure, [&] {
     if (nvls_image() == nullptr)
-      throw Error(ErrorCode::device,
-                  "this build of farandole has no kernels for NVLS: it had no nvcc of CUDA 12.2");
+      throw Error(
+          ErrorCode::device,
+          "this build of farandole has no kernels for NVLS: it had no compiler of CUDA 12.2");
     *descriptor = exchange->exchange.open_nvls().offer(*mine).release();
     return 1;
   });

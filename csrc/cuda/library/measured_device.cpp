@@ -21,7 +21,8 @@ uint32_t word_of(DType dtype, float value) {
 
 const void* image_or_throw() {
   if (kernel_image() == nullptr)
-    throw Error(ErrorCode::device, "this build of farandole has no kernels: it had no nvcc");
+    throw Error(ErrorCode::device,
+                "this build of farandole has no kernels: it had no compiler for them");
   return kernel_image();
 }
 
