@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,10 @@ def check_instructions() -> None:
 
 def check_kernels(has: bool) -> None:
     """A build that finds no compiler for them goes without them, and nothing else would tell."""
-    assert bool(cuda._table().nvcc) == has, f"kernels for devices are there: {not has}"
+    compiler = cuda._table().nvcc
+    assert bool(compiler) == has, f"kernels for devices are there: {not has}"
+    if has and "FARANDOLE_NVRTC" in os.environ:
+        assert compiler // 1000 == 12, f"kernels are of CUDA {compiler}, and need such a driver"
 
 
 def main() -> None:
