@@ -210,7 +210,7 @@ WHEEL_BY_PIP = $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --
 $(STAMPS)/farandole: $(SOURCES) $(STAMPS)/build
 	rm -rf $(WHEEL)
 	$(WHEEL_BY_PIP) --wheel-dir $(WHEEL) -C cmake.define.FARANDOLE_CUDA_CODES=sm_75 \
-	  -C cmake.define.FARANDOLE_NVRTC=$(FARANDOLE_NVRTC) .
+	  -C cmake.define.FARANDOLE_NVRTC=$(NVRTC_PACKAGES) .
 	$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes farandole
 	$(PIP) $(WHEEL)/*.whl
 	@touch $@

@@ -5,7 +5,7 @@
 # nvcc 13 makes, and of nvcc 12 PyPI has no package. Then nvcc: one in PATH, or the package
 # nvidia-cuda-nvcc (with nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime) of the Python that
 # builds. Of the runtime it includes headers by itself; nothing of it is linked.
-set(FARANDOLE_NVRTC "$ENV{FARANDOLE_NVRTC}" CACHE STRING
+set(FARANDOLE_NVRTC "$ENV{NVRTC_PACKAGES}" CACHE STRING
     "A folder with the packages of csrc/cuda/nvrtc.py; empty: those of the Python that builds; off: none")
 set(FARANDOLE_NVCC "" CACHE STRING
     "The nvcc that compiles kernels where NVRTC does not; empty: look for one; off: none")
