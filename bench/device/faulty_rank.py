@@ -132,6 +132,15 @@ class Rank:
         if not np.array_equal(self.y.host, self.wanted):
             self.seen["wrong"] = f"the sum is wrong, by {fd.world().last_path}"
 
+    def wait_for_the_victim(self, **options: Any) -> tuple[Late | None, Any]:
+        """The devices of the others do, in a sum after one that is right."""
+        self.reduce()
+        self.check()
+        late = Late() if self.is_victim else None
+        handle = self.reduce(async_op=True, **options)
+        self.seen["path"] = fd.world().last_path
+        return late, handle
+
     def strike(self, act: Callable[[int], None]) -> None:
         """By rank 0, when all have had time to come to their wait."""
         if fd.rank() == 0:
@@ -170,11 +179,7 @@ class Rank:
 def is_killed(count: int = COUNT) -> dict[str, Any]:
     """While the others' devices wait for what its own has not begun."""
     rank = Rank(count)
-    rank.reduce()
-    rank.check()
-    late = Late() if rank.is_victim else None
-    handle = rank.reduce(async_op=True)
-    rank.seen["path"] = fd.world().last_path
+    late, handle = rank.wait_for_the_victim()
     rank.strike(lambda pid: os.kill(pid, signal.SIGKILL))
     rank.hear()
     del handle, late
@@ -186,11 +191,7 @@ def is_killed(count: int = COUNT) -> dict[str, Any]:
 def is_stopped() -> dict[str, Any]:
     """Its peers go on at their deadline; it hears the same when it goes on."""
     rank = Rank(dies=False)
-    rank.reduce()
-    rank.check()
-    late = Late() if rank.is_victim else None
-    handle = rank.reduce(async_op=True, timeout=1.0)
-    rank.seen["path"] = fd.world().last_path
+    late, handle = rank.wait_for_the_victim(timeout=1.0)
     rank.strike(lambda pid: os.kill(pid, signal.SIGSTOP))
     rank.hear()
     if fd.rank() == 0:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_device import KINDS, Rank, WithFunctions, contents
 from fault_work import how_it_went_wrong, is_rank_1s, let_fail
-from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_collectives import extra_calls
 
 import farandole as fd
 from farandole import _core
@@ -242,14 +242,9 @@ def steady() -> list[str]:
     for handle in handles:
         wait(handle)
     step()
-    rank.machine.control.clear_log()
-    before = rank.machine.alive()
-    for _ in range(20):
-        step()
-    log = rank.machine.log()
-    assert rank.machine.alive() == before
+    extra = extra_calls(rank, step, 20)
     rank.end()
-    return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
+    return extra
 
 
 @pytest.mark.parametrize("path", ["staged", "step"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import Rank, WithFunctions, all_come
-from test_device_collectives import GROUPED, NEVER_IN_A_STEADY_STEP
+from test_device_collectives import GROUPED, extra_calls
 from test_device_collectives import all_collectives as all_collectives
 from test_device_collectives import folds as folds
 from test_device_collectives import mixed as mixed
@@ -489,14 +489,9 @@ def steady() -> list[str]:
     rank.machine.control.hold(False)
     del handles
     step()
-    rank.machine.control.clear_log()
-    before = rank.machine.alive()
-    for _ in range(8):
-        step()
-    log = rank.machine.log()
-    assert rank.machine.alive() == before
+    extra = extra_calls(rank, step, 8)
     rank.end()
-    return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
+    return extra
 
 
 def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_steps: Start) -> None:
