@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fake_device import Array, OnHost
 from fake_nccl import NcclRank
-from test_device_collectives import GROUPED, NEVER_IN_A_STEADY_STEP, on_host
+from test_device_collectives import GROUPED, extra_calls, on_host
 
 import farandole as fd
 from harness import World
@@ -405,14 +405,11 @@ def steady() -> tuple[list[str], int]:
         rank.machine.control.hold(False)
         handles.clear()
         step()
-        rank.machine.control.clear_log()
         before = rank.nccl.calls("ncclAllReduce")
-        for _ in range(5):
-            step()
-        log = rank.machine.log()
+        extra = extra_calls(rank, step, 5)
     calls = rank.nccl.calls("ncclAllReduce") - before
     rank.end()
-    return [call for call in log if call in NEVER_IN_A_STEADY_STEP], calls
+    return extra, calls
 
 
 def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_nccl: Start) -> None:
