@@ -11,10 +11,11 @@ Whatever PyTorch there is shows its own operations for the same.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Streams that share a connection to the device can wait for each other. Before the driver begins.
@@ -22,13 +23,23 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from farandole import _core, cuda
 from farandole._bench.statistics import format_size, parse_size
-from farandole._tables import plain_table
+from farandole._tables import Column, head_of, row_of
 
 COPY, GATHER, SCATTER, FOLD, TWO_SHOT, ONE_SHOT, LANES = range(7)  # csrc/base/cuda_table.h
 SHARE = 0.85  # of the copy's bandwidth, where that is a goal
 LARGE = 64 << 20  # from where it is
 MICROSECONDS, SMALL = 10.0, 8 << 10  # a one-shot of two ranks, up to so many bytes
 PIECE = 16 << 20  # FARANDOLE_DEVICE_BUCKET_BYTES
+LIMIT = 30  # seconds for a row, after which it says where it is, and ends
+_GOAL = f"goal {MICROSECONDS:.0f} us"
+BANDWIDTHS = (
+    Column("what", 29), Column("of each", 7), Column("GB/s", 7), Column("of copy"),
+    Column(f"goal {SHARE}"),
+)  # fmt: skip
+LATENCIES = (
+    Column("bytes", 7), Column("us by events"), Column(_GOAL), Column("us by the host"),
+    Column(_GOAL),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,9 @@ def measured(row: Row, size: int, rounds: int) -> cuda._Measurement:
         bytes=size,
         piece_bytes=PIECE,
     )
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     cuda._measure(asked)
+    faulthandler.cancel_dump_traceback_later()
     if not asked.right:
         raise RuntimeError(f"WRONG: {row.name} of {size} bytes")
     return asked
@@ -82,7 +95,7 @@ def bandwidth(size: int, rounds: int) -> Iterator[tuple[str, ...]]:
     def rate(found: cuda._Measurement) -> float:
         return float(found.moved / found.device_seconds / 1e9)
 
-    copy = rate(measured(Row("", COPY), size, rounds))
+    copy = rate(measured(Row("the device's copy", COPY), size, rounds))
     yield "the device's copy", format_size(size), f"{copy:.1f}", "1", ""
     for row in ROWS:
         found = rate(measured(row, size, rounds))
@@ -140,6 +153,10 @@ def why_no_torch() -> str:
     return "" if torch.cuda.is_available() else "this PyTorch sees no device: it is not measured"
 
 
+def show(title: str, columns: Sequence[Column]) -> None:
+    print(f"{title}\n\n{head_of(columns)}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", default="64M,256M", help="bytes of an array, for bandwidths")
@@ -147,17 +164,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, help="in a batch")
     arguments = parser.parse_args()
     print(f"on device 0, {cuda.devices()[0].name}; {why_no_torch() or 'beside PyTorch'}\n")
-    rows = [
-        row
-        for size in map(parse_size, arguments.large.split(","))
-        for row in bandwidth(size, arguments.rounds)
-    ]
-    columns = ("what", "of each", "GB/s", "of copy", f"goal {SHARE}")
-    print(plain_table("bytes read and written in a second, ranks as threads", columns, rows))
-    rows = [latency(size, arguments.rounds) for size in map(parse_size, arguments.small.split(","))]
-    goal = f"goal {MICROSECONDS:.0f} us"
-    columns = ("bytes", "us by events", goal, "us by the host", goal)
-    print(plain_table("one-shot all-reduce of 2 ranks as threads", columns, rows))
+    show("bytes read and written in a second, ranks as threads", BANDWIDTHS)
+    for size in map(parse_size, arguments.large.split(",")):
+        for cells in bandwidth(size, arguments.rounds):
+            print(row_of(BANDWIDTHS, cells), flush=True)
+    show("\none-shot all-reduce of 2 ranks as threads", LATENCIES)
+    for size in map(parse_size, arguments.small.split(",")):
+        print(row_of(LATENCIES, latency(size, arguments.rounds)), flush=True)
     return 0
 
 

@@ -113,6 +113,8 @@ struct CudaPiece {
   uint64_t first, count;
   int32_t dtype, op, folds_to;
   uint64_t fold_to;  // an address in the output
+  // Where this rank's part of what is folded lies instead of in its bucket; 0: there.
+  uint64_t own_from, own_to;
   double leaf_factor, finish_factor;
   int64_t leaf_divide, finish_divide;
   const CudaUpdate* updates;  // of what was folded to this rank's own bucket
@@ -318,6 +320,9 @@ struct CudaTable {
   /// `number`: reached when all of it is done.
   int32_t (*end)(CudaExchange* exchange, CudaMoments* moments, uint32_t* number,
                  CudaFailure* failure);
+  /// Whether another piece, or another operation, does not fill a stream: the driver would hold up
+  /// whoever puts it there until all ranks' devices have gone on. Asks the driver nothing.
+  int32_t (*has_room)(const CudaExchange* exchange);
   /// Asks the driver nothing. Any thread.
   int32_t (*is_complete)(const CudaExchange* exchange, uint32_t number);
   /// Of timed ones, once the operation is complete.
@@ -385,6 +390,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 12;
+inline constexpr uint32_t kCudaTableVersion = 13;
 
 }  // namespace farandole

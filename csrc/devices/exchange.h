@@ -74,6 +74,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
     return state;
   }
 
+  /// Whether another piece does not hold up whoever launches it. Costs nothing.
+  bool has_room() const { return library_.has_room(exchange_.get()) != 0; }
   /// Costs nothing. Any thread.
   bool is_complete(uint32_t number) const {
     return library_.is_complete(exchange_.get(), number) != 0;

@@ -73,8 +73,14 @@ Progress StepBackend::poll(TimePoint until) {
       if (!nvls_->done()) return moved ? Progress::moved : Progress::idle;
       if (!no_nvls_.empty()) return Progress::moved;  // likewise
     }
-    if (!std::exchange(begun_, true)) begin();
+    if (!begun_) {
+      if (!exchange_->has_room()) return wait_for_room();
+      begun_ = true;
+      begin();
+    }
     while (next_ < count_) {
+      if (!exchange_->has_room()) return wait_for_room();
+      crowded_since_ = {};
       run_piece(next_++);
       if (next_ < count_ && has_come(until)) return Progress::moved;
     }
@@ -85,6 +91,13 @@ Progress StepBackend::poll(TimePoint until) {
     throw on_rank(error, engine_.host().rank);
   }
   return Progress::finished;
+}
+
+/// The device comes by soon, but for one that waits for another rank's.
+Progress StepBackend::wait_for_room() {
+  const TimePoint when = now();
+  if (crowded_since_ == TimePoint{}) crowded_since_ = when;
+  return when - crowded_since_ < kSoon ? Progress::moved : Progress::idle;
 }
 
 /// What comes of it is the same on all ranks, and stays so.

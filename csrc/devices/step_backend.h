@@ -57,6 +57,7 @@ class StepBackend : public Backend {
 
  private:
   bool have_met();
+  Progress wait_for_room();
   void end_meeting();
   DeviceAsked asked() const;
   bool meet_in_nccl();
@@ -101,7 +102,7 @@ class StepBackend : public Backend {
   CudaLaneRoom lane_room_{};
   std::string declined_;
   bool begun_ = false;
-  TimePoint asked_nccl_{};
+  TimePoint asked_nccl_{}, crowded_since_{};
 
   Trace* traced_ = nullptr;
   uint32_t track_ = 0;  // there

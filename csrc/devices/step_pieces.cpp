@@ -13,16 +13,31 @@ std::string title_of(const Operation& operation, uint32_t sequence) {
   return title;
 }
 
+namespace {
+
+constexpr uint64_t kPackBytes = 16;
+
+/// Of two ranks: half of what would be copied. Of more it would be less than the two moves in place
+/// of one take. As buckets lie, so that whole packs are folded.
+bool own_stays(Collective kind, const Shape& shape, const StepArrays& arrays) {
+  return kind == Collective::all_reduce && shape.size == 2 && arrays.input % kPackBytes == 0 &&
+         arrays.output % kPackBytes == 0;
+}
+
+}  // namespace
+
 StepPieces::StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
                        size_t piece_bytes, size_t grain)
     : arrays_(&arrays), count_(operation.count) {
   const DType dtype = operation.input.dtype;
+  const bool apart = !arrays.together.empty() || !arrays.updates.empty();
   step_ = {.kind = operation.kind,
            .shape = shape,
            .element = size_of(dtype),
            .piece_bytes = piece_bytes,
            .in_place = arrays.in_place,
-           .apart = !arrays.together.empty() || !arrays.updates.empty(),
+           .apart = apart,
+           .own_stays = own_stays(operation.kind, shape, arrays) && !apart && grain == 1,
            .updates = !arrays.updates.empty(),
            .grain = std::max<size_t>(1, grain / size_of(dtype)),
            .tile = arrays.norm ? kEpilogueBytes / size_of(dtype) : 0};
@@ -51,6 +66,10 @@ const CudaPiece& StepPieces::operator[](size_t index) {
   piece_.count = moves_.count;
   piece_.folds_to = moves_.folds_to;
   piece_.fold_to = arrays_->output + moves_.fold_to;
+  if (moves_.own_stays) {
+    piece_.own_from = arrays_->input + moves_.own_from;
+    piece_.own_to = arrays_->output + moves_.own_to;
+  }
   if (arrays_->norm)
     add_norms();
   else

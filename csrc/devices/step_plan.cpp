@@ -57,17 +57,29 @@ struct Cutting {
   Slice whole() const { return of({Space::input, 0, s.shape.count}); }
 
   /// Every rank folds a part, to buckets.
-  void fold_part(int to) {
-    bring(whole(), 0);
+  void cut_parts(int to) {
     const size_t count = whole().count, grains = (count + s.grain - 1) / s.grain;
     const Slice mine = part({Space::input, 0, grains}, s.shape.size, me());
     piece.first = std::min(count, mine.offset * s.grain);
     piece.count = std::min(count - piece.first, mine.count * s.grain);
     piece.folds_to = to;
   }
+  /// Where it stays nobody else touches this rank's part: what lies before and behind it is moved.
   void all_reduce() {
-    fold_part(kFoldsToAllBuckets);
-    take(me(), 0, whole());
+    cut_parts(kFoldsToAllBuckets);
+    if (!s.own_stays) {
+      bring(whole(), 0);
+      return take(me(), 0, whole());
+    }
+    piece.own_stays = true;
+    piece.own_from = piece.own_to = (begin + piece.first) * s.element;
+    const size_t behind = piece.first + piece.count;
+    const Slice others[] = {{Space::input, begin, piece.first},
+                            {Space::input, begin + behind, whole().count - behind}};
+    for (const Slice& one : others) {
+      bring(one, one.offset - begin);
+      take(me(), one.offset - begin, one);
+    }
   }
   /// A rank has the same part at every step, and gives the others what it has made of it.
   void update() {
@@ -86,7 +98,8 @@ struct Cutting {
     }
   }
   void reduce() {
-    fold_part(s.shape.root);
+    cut_parts(s.shape.root);
+    bring(whole(), 0);
     if (is_root()) take(me(), 0, whole());
   }
   void reduce_scatter() {

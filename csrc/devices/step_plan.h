@@ -18,6 +18,7 @@ struct StepShape {
   size_t piece_bytes = 0;  // of a bucket, for one piece; 64 bytes for each rank at least
   bool in_place = false;   // input and output begin at one address
   bool apart = false;      // input and output are several arrays
+  bool own_stays = false;  // this rank's part is folded from and to where the arrays have it
   bool updates = false;    // an all-reduce whose sums each rank makes new values of, in its part
   size_t grain = 1;        // elements: an all-reduce's parts begin at multiples of it
   size_t tile = 0;  // elements; not 0: sums are looked at by such tiles, and there are no values
@@ -29,7 +30,9 @@ struct StepPiece {
   size_t first = 0, count = 0;  // folded
   int folds_to = kFoldsToOutput;
   size_t fold_to = 0;  // where in the output
-  Slice mine{};        // what of the whole this rank updates, behind `first` of the bucket
+  bool own_stays = false;
+  size_t own_from = 0, own_to = 0;  // where in input and output this rank's part is, if it stays
+  Slice mine{};  // what of the whole this rank updates, behind `first` of the bucket
 };
 
 /// Whether steps can run it.

@@ -122,6 +122,8 @@ struct StepRank {
                     .op = static_cast<int32_t>(farandole::ReduceOp::sum),
                     .folds_to = farandole::kFoldsToAllBuckets,
                     .fold_to = 0,
+                    .own_from = 0,
+                    .own_to = 0,
                     .leaf_factor = 1,
                     .finish_factor = 0.5,
                     .leaf_divide = 1,

@@ -11,10 +11,12 @@
 
 namespace {
 
+template <typename T>
+constexpr bool is_struct = std::is_class_v<T> || std::is_union_v<T>;
 template <typename Ours, typename Theirs>
 constexpr bool alike = sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs) &&
                        std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
-                       std::is_class_v<Ours> == std::is_class_v<Theirs> &&
+                       is_struct<Ours> == is_struct<Theirs> &&
                        std::is_floating_point_v<Ours> == std::is_floating_point_v<Theirs>;
 
 /// Of pointers also what they point to, but for addresses in general and opaque objects.
@@ -74,8 +76,17 @@ static_assert(offsetof(MulticastProperties, bytes) == offsetof(CUmulticastObject
 static_assert(offsetof(MulticastProperties, handle_types) ==
               offsetof(CUmulticastObjectProp, handleTypes));
 static_assert(offsetof(MulticastProperties, flags) == offsetof(CUmulticastObjectProp, flags));
+using Write = decltype(CUstreamBatchMemOpParams::writeValue);
+using Wait = decltype(CUstreamBatchMemOpParams::waitValue);
+static_assert(offsetof(MemoryOperation, address) == offsetof(Write, address));
+static_assert(offsetof(MemoryOperation, value) == offsetof(Write, value64));
+static_assert(offsetof(MemoryOperation, flags) == offsetof(Write, flags));
+static_assert(offsetof(MemoryOperation, flags) == offsetof(Wait, flags));
 
 // Values.
+static_assert(kWaitForWord == CU_STREAM_MEM_OP_WAIT_VALUE_32);
+static_assert(kWriteWord == CU_STREAM_MEM_OP_WRITE_VALUE_32);
+static_assert(kWriteUnfenced == CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
 static_assert(kPinnedAllocation == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kOnDevice == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(kByDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);

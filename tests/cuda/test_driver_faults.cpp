@@ -88,6 +88,10 @@ uint32_t use_all(const FreshDriver& fresh) {
   const uint32_t number = done.mark(reducer);
   reduced.record(reducer);
   reducer.wait(result.address() + 4, 0);
+  WordBatch words;
+  words.write(result.address() + 8, 3);
+  words.wait(result.address() + 8, 3);
+  reducer.try_batch(words);
   reducer.call([](void*) {}, nullptr);
   reducer.idle();
   reduced.complete();
@@ -120,7 +124,8 @@ const std::set<std::string> kFreeing = {
 /// we have pushed ourselves).
 bool is_taken(const std::string& call, DriverCode code) {
   return call == "cuGetProcAddress" || call == "cuCtxPopCurrent" ||
-         (call == "cuStreamWriteValue32" && code == kNotSupported) ||
+         ((call == "cuStreamWriteValue32" || call == "cuStreamBatchMemOp") &&
+          code == kNotSupported) ||
          ((call == "cuStreamQuery" || call == "cuEventQuery") && code == kNotReady);
 }
 

@@ -28,16 +28,14 @@ Start = Callable[..., World]
 CALLS = [
     ("cuEventRecord", 2, "record an event"),
     ("cuStreamWaitEvent", 2, "let a stream wait for an event"),
-    ("cuMemcpyAsync", 1, "copy 4004 bytes"),
-    ("cuLaunchKernel", 1, "launch farandole_arrive"),
-    ("cuStreamWaitValue32", 1, "let a stream wait for a word"),
-    ("cuLaunchKernel", 2, "launch farandole_two_shot_float32"),
-    ("cuLaunchKernel", 3, "launch farandole_arrive"),
-    ("cuStreamWaitValue32", 2, "let a stream wait for a word"),
-    ("cuMemcpyAsync", 2, "copy 4004 bytes"),
+    ("cuMemcpyAsync", 1, "copy 2004 bytes"),  # the other rank's part
+    ("cuStreamBatchMemOp", 1, "let a stream write words and wait for others"),
+    ("cuLaunchKernel", 1, "launch farandole_two_shot_float32"),
+    ("cuStreamBatchMemOp", 2, "let a stream write words and wait for others"),
+    ("cuMemcpyAsync", 2, "copy 2004 bytes"),
+    ("cuStreamWriteValue32", 1, "let a stream write a word"),
     ("cuEventRecord", 3, "record an event"),
     ("cuStreamWaitEvent", 3, "let a stream wait for an event"),
-    ("cuStreamWriteValue32", 1, "let a stream write a word"),
     ("cuLaunchHostFunc", 1, "let a stream call a function"),
     ("cuStreamWaitEvent", 4, "let a stream wait for an event"),  # the owner's
 ]

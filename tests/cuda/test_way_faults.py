@@ -103,8 +103,8 @@ CALLS = [
     ("one kernel", "cuLaunchKernel", 1, "launch farandole_one_shot_float32"),
     ("lanes", "cuLaunchKernel", 1, "launch farandole_lanes_float32"),
     ("a switch", "cuMemcpyAsync", 1, "copy 4004 bytes"),
-    ("a switch", "cuLaunchKernel", 2, "launch farandole_nvls_float32"),
-    ("a switch", "cuStreamWaitValue32", 2, "let a stream wait for a word"),
+    ("a switch", "cuLaunchKernel", 1, "launch farandole_nvls_float32"),
+    ("a switch", "cuStreamBatchMemOp", 2, "let a stream write words and wait for others"),
 ]
 
 

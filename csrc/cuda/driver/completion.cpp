@@ -17,4 +17,10 @@ bool CompletionCount::reached(uint32_t number) const {
   return static_cast<int32_t>(now - number) >= 0;  // it wraps
 }
 
+void Backlog::note(const StreamRef& stream) {
+  if (stream.calls() - noted_ < kBetweenMarks) return;
+  marked_ = marks_.mark(stream);
+  noted_ = stream.calls();
+}
+
 }  // namespace farandole::cuda

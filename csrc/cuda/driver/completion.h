@@ -1,5 +1,6 @@
 // How the host learns that a stream has come by, without asking the driver and without polling: a
-// word that the stream writes, and a doorbell that it rings for whoever sleeps.
+// word that the stream writes, and a doorbell that it rings for whoever sleeps. And how far a
+// stream is behind of what was put into it.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,24 @@ class CompletionCount {
  private:
   PinnedMemory word_;
   uint32_t marked_ = 0;
+};
+
+/// How far a stream is behind. It holds some 1000 calls (1020 with driver 580), and the driver
+/// holds up whoever puts in one more: who drives an engine must not wait there for another rank's
+/// device.
+class Backlog {
+ public:
+  explicit Backlog(std::shared_ptr<const DeviceContext> context) : marks_(std::move(context)) {}
+
+  /// Now and then, when something was put into the stream.
+  void note(const StreamRef& stream);
+  /// Whether as much again as between two notes has its place.
+  bool has_room() const { return marks_.reached(marked_ - kMostMarks); }
+
+ private:
+  static constexpr uint32_t kBetweenMarks = 64, kMostMarks = 6;  // calls, and marks not come by
+  CompletionCount marks_;
+  uint32_t marked_ = 0, noted_ = 0;
 };
 
 }  // namespace farandole::cuda

@@ -16,8 +16,7 @@ DeviceEvent::~DeviceEvent() {
 
 void DeviceEvent::record(const StreamRef& stream) {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->EventRecord(handle_, stream.handle()), "cuEventRecord",
-                  "record an event");
+  context_->check(driver->EventRecord(handle_, stream.put()), "cuEventRecord", "record an event");
 }
 
 bool DeviceEvent::complete() const {

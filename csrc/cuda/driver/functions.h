@@ -64,6 +64,14 @@ struct MulticastProperties {  // CUmulticastObjectProp
   size_t bytes;
   unsigned long long handle_types, flags;
 };
+struct MemoryOperation {  // CUstreamBatchMemOpParams
+  int kind;
+  DevicePointer address;
+  uint64_t value;
+  unsigned flags;
+  uint64_t unused[2];
+};
+static_assert(sizeof(MemoryOperation) == 48);
 
 /// Values of the driver's enumerations, as far as we pass them.
 inline constexpr int kPinnedAllocation = 1;        // CU_MEM_ALLOCATION_TYPE_PINNED
@@ -77,6 +85,9 @@ inline constexpr unsigned kHostMapped = 2;         // CU_MEMHOST{ALLOC,REGISTER}
 inline constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kWaitUntilReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ, modulo 2^32
 inline constexpr unsigned kWaitUntilAnyBit = 2;    // CU_STREAM_WAIT_VALUE_AND
+inline constexpr int kWaitForWord = 1;             // CU_STREAM_MEM_OP_WAIT_VALUE_32
+inline constexpr int kWriteWord = 2;               // CU_STREAM_MEM_OP_WRITE_VALUE_32
+inline constexpr unsigned kWriteUnfenced = 1;      // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
 inline constexpr int kNotCaptured = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
 inline constexpr int kSpoiltCapture = 2;           // CU_STREAM_CAPTURE_STATUS_INVALIDATED
 inline constexpr int kRelaxedCapture = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
@@ -174,6 +185,7 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(MulticastUnbind, , 12010, (PhysicalHandle, int, size_t, size_t))                              \
   X(MulticastGetGranularity, , 12010, (size_t*, const MulticastProperties*, int))                 \
   X(ThreadExchangeStreamCaptureMode, , 10010, (int*))                                             \
+  X(StreamBatchMemOp, _v2, 11070, (StreamHandle, unsigned, MemoryOperation*, unsigned))           \
   X(StreamGetCaptureInfo, _v2, 11030,                                                             \
     (StreamHandle, int*, unsigned long long*, GraphHandle*, const GraphNodeHandle**, size_t*))    \
   X(UserObjectCreate, , 11030, (UserObjectHandle*, void*, HostFunction, unsigned, unsigned))      \

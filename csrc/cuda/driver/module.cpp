@@ -107,11 +107,11 @@ void DeviceFunction::launch_with(const StreamRef& stream, const LaunchShape& sha
   const DeviceContext::Use driver(context);
   if (shape.cooperative)
     context.check(driver->LaunchCooperativeKernel(handle_, shape.blocks, 1, 1, shape.threads, 1, 1,
-                                                  shared, stream.handle(), values.data()),
+                                                  shared, stream.put(), values.data()),
                   "cuLaunchCooperativeKernel", [&] { return "launch " + name_; });
   else
     context.check(driver->LaunchKernel(handle_, shape.blocks, 1, 1, shape.threads, 1, 1, shared,
-                                       stream.handle(), values.data(), nullptr),
+                                       stream.put(), values.data(), nullptr),
                   "cuLaunchKernel", [&] { return "launch " + name_; });
 }
 

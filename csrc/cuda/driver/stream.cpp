@@ -7,27 +7,36 @@
 
 namespace farandole::cuda {
 
+void WordBatch::write(DevicePointer word, uint32_t value) {
+  operations_.push_back({kWriteWord, word, value, fenced_ ? kWriteUnfenced : 0, {}});
+  fenced_ = true;
+}
+
+void WordBatch::wait(DevicePointer word, uint32_t value) {
+  operations_.push_back({kWaitForWord, word, value, kWaitUntilReached, {}});
+}
+
 void StreamRef::copy(DevicePointer to, DevicePointer from, size_t bytes) const {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->MemcpyAsync(to, from, bytes, handle_), "cuMemcpyAsync",
+  context_->check(driver->MemcpyAsync(to, from, bytes, put()), "cuMemcpyAsync",
                   [&] { return "copy " + std::to_string(bytes) + " bytes"; });
 }
 
 void StreamRef::fill(DevicePointer to, uint8_t value, size_t bytes) const {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->MemsetD8Async(to, value, bytes, handle_), "cuMemsetD8Async",
+  context_->check(driver->MemsetD8Async(to, value, bytes, put()), "cuMemsetD8Async",
                   [&] { return "fill " + std::to_string(bytes) + " bytes"; });
 }
 
 void StreamRef::fill_words(DevicePointer to, uint32_t value, size_t words) const {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->MemsetD32Async(to, value, words, handle_), "cuMemsetD32Async",
+  context_->check(driver->MemsetD32Async(to, value, words, put()), "cuMemsetD32Async",
                   [&] { return "fill " + std::to_string(words) + " words"; });
 }
 
 void StreamRef::wait(const DeviceEvent& event) const {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->StreamWaitEvent(handle_, event.handle(), 0), "cuStreamWaitEvent",
+  context_->check(driver->StreamWaitEvent(put(), event.handle(), 0), "cuStreamWaitEvent",
                   "let a stream wait for an event");
 }
 
@@ -38,29 +47,40 @@ void StreamRef::wait(DevicePointer word, uint32_t value) const {
 
 bool StreamRef::try_wait(DevicePointer word, uint32_t value) const {
   const DeviceContext::Use driver(*context_);
-  const DriverCode code = driver->StreamWaitValue32(handle_, word, value, kWaitUntilReached);
+  const DriverCode code = driver->StreamWaitValue32(put(), word, value, kWaitUntilReached);
   if (code == kNotSupported) return false;
   context_->check(code, "cuStreamWaitValue32", "let a stream wait for a word");
   return true;
 }
 
+bool StreamRef::try_batch(const WordBatch& batch) const {
+  const DeviceContext::Use driver(*context_);
+  if (driver->StreamBatchMemOp == nullptr) return false;
+  std::vector<MemoryOperation> operations = batch.operations_;  // the driver may write to them
+  const DriverCode code = driver->StreamBatchMemOp(put(), static_cast<unsigned>(operations.size()),
+                                                   operations.data(), 0);
+  if (code == kNotSupported) return false;
+  context_->check(code, "cuStreamBatchMemOp", "let a stream write words and wait for others");
+  return true;
+}
+
 void StreamRef::wait_for_bits(DevicePointer word, uint32_t bits) const {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->StreamWaitValue32(handle_, word, bits, kWaitUntilAnyBit),
+  context_->check(driver->StreamWaitValue32(put(), word, bits, kWaitUntilAnyBit),
                   "cuStreamWaitValue32", "let a stream wait for a word");
 }
 
 void StreamRef::write(DevicePointer word, uint32_t value) const {
   const DeviceContext::Use driver(*context_);
-  DriverCode code = driver->StreamWriteValue32(handle_, word, value, 0);
+  DriverCode code = driver->StreamWriteValue32(put(), word, value, 0);
   // Virtual GPUs may lack it; a fill of one element is slower and does the same.
-  if (code == kNotSupported) code = driver->MemsetD32Async(word, value, 1, handle_);
+  if (code == kNotSupported) code = driver->MemsetD32Async(word, value, 1, put());
   context_->check(code, "cuStreamWriteValue32", "let a stream write a word");
 }
 
 void StreamRef::call(HostFunction act, void* user) const {
   const DeviceContext::Use driver(*context_);
-  context_->check(driver->LaunchHostFunc(handle_, act, user), "cuLaunchHostFunc",
+  context_->check(driver->LaunchHostFunc(put(), act, user), "cuLaunchHostFunc",
                   "let a stream call a function");
 }
 

@@ -5,12 +5,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "cuda/driver/context.h"
 
 namespace farandole::cuda {
 
 class DeviceEvent;
+
+/// Words that a stream writes and waits for, in this order, by one call of the driver.
+class WordBatch {
+ public:
+  /// All before it is done, and can be seen, when the first word is written.
+  void write(DevicePointer word, uint32_t value);
+  /// Until it is reached, as StreamRef::wait() has it.
+  void wait(DevicePointer word, uint32_t value);
+
+ private:
+  friend class StreamRef;
+  std::vector<MemoryOperation> operations_;
+  bool fenced_ = false;
+};
 
 /// A stream of anyone's: ours, or a framework's current one. All calls throw Error.
 class StreamRef {
@@ -20,6 +35,13 @@ class StreamRef {
 
   const DeviceContext& context() const { return *context_; }
   StreamHandle handle() const { return handle_; }
+  /// The same, for one more call that puts something into it.
+  StreamHandle put() const {
+    ++calls_;
+    return handle_;
+  }
+  /// How many calls did so, modulo 2^32.
+  uint32_t calls() const { return calls_; }
 
   /// Between memory of devices and pinned memory of the host, in any direction.
   void copy(DevicePointer to, DevicePointer from, size_t bytes) const;
@@ -33,6 +55,8 @@ class StreamRef {
   void wait(DevicePointer word, uint32_t value) const;
   /// The same; false, and nothing waits, where the driver cannot let streams wait for words.
   bool try_wait(DevicePointer word, uint32_t value) const;
+  /// At most 255 words. False, and nothing happens, where the driver cannot do so.
+  bool try_batch(const WordBatch& batch) const;
   /// What follows waits until the word has one of these bits.
   void wait_for_bits(DevicePointer word, uint32_t bits) const;
   /// Writes a word once all before it is done, and its results can be seen. Whoever reads the word
@@ -60,6 +84,7 @@ class StreamRef {
  protected:
   std::shared_ptr<const DeviceContext> context_;
   StreamHandle handle_;
+  mutable uint32_t calls_ = 0;  // by one thread at a time, as streams are used
 };
 
 /// A stream of our own, before all others of the device, which waits for no default stream.

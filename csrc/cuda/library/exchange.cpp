@@ -23,6 +23,13 @@ constexpr uint32_t kMostRanksThatSpin = 16;
 constexpr uint32_t kFar = 1U << 30;
 constexpr auto kBetweenDrains = std::chrono::milliseconds(1);
 constexpr int kDrainsOfGraphs = 3;
+/// Each is three calls in the stream of marks.
+constexpr uint32_t kMostOperations = 128;
+static_assert(2 * kMostRanks < 256);  // words of a meeting
+
+DevicePointer address_of(const uint32_t* word) {
+  return static_cast<DevicePointer>(std::bit_cast<uintptr_t>(word));
+}
 
 /// Buckets of ranks that are threads of this process, by their ids: they have an address here.
 struct Local {
@@ -91,8 +98,9 @@ void Exchange::open_bucket(const void* image, const void* nvls) {
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes + lane_flag_bytes_);
   if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
-  marks_.synchronize();
   peers_[rank_] = bucket_;
+  writes_words_ = !await_ && writes_words_of(rank_);
+  marks_.synchronize();
   if (in_graphs_) open_for_graphs();
 }
 
@@ -155,12 +163,21 @@ void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiproc
   least_multiprocessors_ = std::min(least_multiprocessors_, multiprocessors);
   if (theirs.id.process != own_process()) {
     peers_.at(rank) = mappings_.map(theirs);
+    writes_words_ = writes_words_ && writes_words_of(rank);
+    marks_.synchronize();
     return;
   }
   const std::lock_guard lock(local().mutex);
   const auto found = local().all.find(theirs.id);
   peers_.at(rank) = found != local().all.end() ? found->second.lock() : nullptr;
   if (!peers_.at(rank)) throw Error(ErrorCode::internal, "a peer's bucket is gone");
+}
+
+/// Tries it with a word that this rank has not come to, and nobody waits for yet.
+bool Exchange::writes_words_of(uint32_t rank) {
+  WordBatch batch;
+  batch.write(address_of(&flags_of(rank)->arrived[0][rank_]), 0);
+  return marks_.try_batch(batch);
 }
 
 void Exchange::let_go_of_peers() noexcept {
@@ -220,14 +237,27 @@ uint32_t Exchange::end(Moments& moments) {
     strands_[i].edge.record(strands_[i].stream);
     first.stream.wait(strands_[i].edge);
   }
+  newest_ = completions_.mark(first.stream);
   moments.complete.record(first.stream);
+  note(0);
   // In a stream of its own: a function of the host would hold up the next operation.
   marks_.wait(moments.complete);
-  newest_ = completions_.mark(marks_, doorbell_.get());
+  marks_.ring(doorbell_.get());
   if (tables_) tables_->end(newest_);
   if (lane_tables_) lane_tables_->end(newest_);
   open_ = false;
   return newest_;
+}
+
+void Exchange::note(int32_t strand) {
+  if (captured_) return;
+  Strand& here = strands_.at(static_cast<size_t>(strand));
+  here.backlog.note(here.stream);
+}
+
+bool Exchange::has_room() const {
+  return completions_.reached(newest_ - kMostOperations) &&
+         std::ranges::all_of(strands_, [](const Strand& s) { return s.backlog.has_room(); });
 }
 
 void Exchange::complete_before(const Moments& moments, StreamHandle stream) const {
@@ -272,15 +302,27 @@ const uint32_t* Exchange::abort_word() const {
 void Exchange::meet(int32_t strand) {
   if (captured_) return captured_->meet(peers());
   Strand& here = strands_[static_cast<size_t>(strand)];
+  if (writes_words_) return meet_by_words(here, strand);
   const Meet at{.peers = peers(), .channel = static_cast<uint32_t>(strand)};
   arrive_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
   ++here.met;
   if (await_) return await_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
-  for (uint32_t r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    const auto* const word = &flags_of(rank_)->arrived[strand][r];
-    here.stream.wait(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(word)), here.met);
-  }
+  for (uint32_t r = 0; r < size_; ++r)
+    if (r != rank_) here.stream.wait(address_of(&flags_of(rank_)->arrived[strand][r]), here.met);
+}
+
+/// What farandole_arrive writes, and waits: one call of the driver.
+void Exchange::meet_by_words(Strand& here, int32_t strand) {
+  const uint32_t met = here.met + 1;
+  WordBatch batch;
+  for (uint32_t i = 1; i < size_; ++i)
+    batch.write(address_of(&flags_of((rank_ + i) % size_)->arrived[strand][rank_]), met);
+  batch.write(address_of(&flags_of(rank_)->epoch[strand]), met);
+  for (uint32_t r = 0; r < size_; ++r)
+    if (r != rank_) batch.wait(address_of(&flags_of(rank_)->arrived[strand][r]), met);
+  if (!here.stream.try_batch(batch))
+    throw Error(ErrorCode::device, "the driver has forgotten how to write words of other ranks");
+  here.met = met;
 }
 
 void Exchange::open_nccl(const CudaNcclId& id) {
@@ -310,11 +352,9 @@ void Exchange::drain() {
   if (captured_) return captured_->drain(rescue_, flags_of(rank_));
   // First: what the streams go on with looks at it.
   std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
-  for (size_t strand = 0; strand < strands_.size(); ++strand) {
-    const auto* const words = &flags_of(rank_)->arrived[strand][0];
-    rescue_.fill_words(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(words)),
+  for (size_t strand = 0; strand < strands_.size(); ++strand)
+    rescue_.fill_words(address_of(&flags_of(rank_)->arrived[strand][0]),
                        strands_[strand].met + kFar, kMostRanks);
-  }
 }
 
 }  // namespace farandole::cuda

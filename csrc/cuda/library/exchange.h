@@ -3,10 +3,11 @@
 // two kernels have to run at the same time, and ranks may share a device. Where they may count on
 // running at once, one kernel that spins is quicker for little data.
 //
-// Streams wait by the driver (cuStreamWaitValue32), not by a kernel that spins: a spinning block
-// would fill this process's slices of the device's time, in which others cannot arrive. Such a wait
-// sees no abort word: drain() writes the flags. Where the driver cannot let streams wait, a block
-// does spin, if no other rank has the device.
+// Streams arrive and wait by the driver (cuStreamBatchMemOp), not by kernels: a spinning block
+// would fill this process's slices of the device's time, in which others cannot arrive, and to
+// launch a kernel takes longer. Such a wait sees no abort word: drain() writes the flags. Where the
+// driver cannot write a peer's words, a kernel does; where it cannot let streams wait, a block does
+// spin, if no other rank has the device.
 #pragma once
 
 #include <array>
@@ -79,6 +80,8 @@ class Exchange {
   LaneRoom lane_room(bool granted) const;
   void run_lanes(const CudaLanes& lanes, const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
+  /// Whether streams take another piece without holding up whoever puts it there.
+  bool has_room() const;
 
   /// This rank's part in a multicast object, which the first rank makes.
   NvlsBucket& open_nvls();
@@ -116,9 +119,10 @@ class Exchange {
   /// A stream that takes every second piece, its part of all buckets, and its channel.
   struct Strand {
     explicit Strand(const std::shared_ptr<const DeviceContext>& context)
-        : edge(context), stream(context) {}
+        : edge(context), backlog(context), stream(context) {}
     uint32_t met = 0;
     DeviceEvent edge;  // where it leaves the first strand, and where it comes back
+    Backlog backlog;
     DeviceStream stream;
   };
 
@@ -138,6 +142,9 @@ class Exchange {
   void move_in(const CudaPiece& piece, DevicePointer own);
   void move_out(const CudaPiece& piece, DevicePointer own);
   void meet(int32_t strand);
+  void note(int32_t strand);
+  void meet_by_words(Strand& here, int32_t strand);
+  bool writes_words_of(uint32_t rank);
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
@@ -159,6 +166,7 @@ class Exchange {
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
   std::optional<DeviceFunction> arrive_;
   std::optional<DeviceFunction> await_;            // where streams cannot wait for words
+  bool writes_words_ = false;                      // of peers; else arrive_ does
   std::map<std::string, DeviceFunction> kernels_;  // by name
   std::optional<MoveTables> tables_;               // this and the next: likewise
   std::optional<LaneTables> lane_tables_;

@@ -134,6 +134,7 @@ void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool gr
   kernel(kernel_name("lanes", folding.dtype))
       .launch(stream, {.blocks = plan.lanes, .threads = kThreads}, job);
   move_out(piece, here);
+  note(0);
 }
 
 }  // namespace farandole::cuda

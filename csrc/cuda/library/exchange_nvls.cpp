@@ -24,6 +24,7 @@ void Exchange::run_nvls(const CudaPiece& piece) {
   if (piece.count > 0) fold_by_switch(piece);
   meet(piece.strand);
   move_out(piece, bucket);
+  note(piece.strand);
 }
 
 /// The switch takes elements as they are: where they are scaled first, they are folded alone.

@@ -30,6 +30,7 @@ void Exchange::run(const CudaPiece& piece) {
   if (piece.folds_to == kFoldsToOutput) move_out(piece, bucket);
   meet(piece.strand);
   if (piece.folds_to != kFoldsToOutput) move_out(piece, bucket);
+  note(piece.strand);
 }
 
 void Exchange::move_in(const CudaPiece& piece, DevicePointer own) {
@@ -120,6 +121,9 @@ void Exchange::fold(const CudaPiece& piece) {
   std::array<void*, kMostRanks> buckets{};
   for (uint32_t r = 0; r < size_; ++r)
     sources[r] = buckets[r] = at_address(bucket_of(r, piece.strand));
+  const uint64_t before = piece.first * size_of(folding.dtype);  // of the part, in each bucket
+  if (piece.own_from != 0) sources[rank_] = at_address(piece.own_from - before);
+  if (piece.own_to != 0) buckets[rank_] = at_address(piece.own_to - before);
   std::span<void* const> to = std::span(buckets).first(size_);
   if (piece.folds_to >= 0) to = to.subspan(static_cast<size_t>(piece.folds_to), 1);
   TwoShot job{

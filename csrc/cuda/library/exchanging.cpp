@@ -163,6 +163,8 @@ int32_t end(CudaExchange* exchange, CudaMoments* moments, uint32_t* number, Cuda
   });
 }
 
+int32_t has_room(const CudaExchange* exchange) { return exchange->exchange.has_room(); }
+
 int32_t is_complete(const CudaExchange* exchange, uint32_t number) {
   return exchange->exchange.is_complete(number);
 }
@@ -331,6 +333,7 @@ void add_exchanging(CudaTable& table) {
   table.lane_room = lane_room;
   table.run_lanes = run_lanes;
   table.end = end;
+  table.has_room = has_room;
   table.is_complete = is_complete;
   table.times_of = times_of;
   table.complete_before = complete_before;

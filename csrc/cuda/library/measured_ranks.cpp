@@ -111,13 +111,21 @@ void MeasuredRanks::run(uint32_t at, uint64_t begin, uint64_t bytes, int32_t str
   const uint64_t elements = bytes / size_of(dtype_);
   if (asked_.what == kMeasuredTwoShot) {
     const auto own = static_cast<int32_t>(at);
-    const CudaMove in{begin, 0, bytes, own}, out{0, begin, bytes, own};
+    piece.first = elements * at / ranks_.size();
+    piece.count = elements * (at + 1) / ranks_.size() - piece.first;
+    uint64_t first = 0, moved = bytes;
+    if (ranks_.size() == 2) {  // the own part stays (devices/step_pieces.cpp)
+      const uint64_t element = size_of(dtype_);
+      piece.own_from = piece.input + begin + piece.first * element;
+      piece.own_to = piece.output + begin + piece.first * element;
+      first = at == 0 ? piece.count * element : 0;
+      moved = bytes - piece.count * element;
+    }
+    const CudaMove in{begin + first, first, moved, own}, out{first, begin + first, moved, own};
     piece.strand = strand;
     piece.in = &in;
     piece.out = &out;
     piece.ins = piece.outs = 1;
-    piece.first = elements * at / ranks_.size();
-    piece.count = elements * (at + 1) / ranks_.size() - piece.first;
     return exchange.run(piece);
   }
   piece.input += begin;
@@ -133,22 +141,28 @@ void MeasuredRanks::run(uint32_t at, uint64_t begin, uint64_t bytes, int32_t str
   exchange.run_lanes(lanes, piece, true);
 }
 
-/// The gate opens when each rank has launched one: the streams take no endless number of launches.
+/// A stream takes no endless number of calls (Backlog).
+int MeasuredRanks::rounds_behind_gate() const {
+  constexpr uint64_t kCalls = 700, kOfOne = 8;  // of a piece, and of all the rest
+  const uint64_t pieces = (asked_.bytes + piece_bytes() - 1) / piece_bytes();
+  return static_cast<int>(std::clamp<uint64_t>(kCalls / (kOfOne * (pieces + 1)), 1,
+                                               static_cast<uint64_t>(asked_.rounds)));
+}
+
+/// All rounds are in the streams when the gate opens, so launches are no part of what is measured.
 double MeasuredRanks::batch() {
+  const int rounds = rounds_behind_gate();
   ++closed_at_;
   launched_.store(0);
   if (has_gate_) device_.stream().wait(gate_.address(), closed_at_);
   return device_.seconds_of([&] {
     all_ranks([&](uint32_t r) {
-      const int together = spins() ? asked_.rounds : 1;
-      for (int i = 0; i < asked_.rounds; ++i) {
-        launch(r);
-        if (i + 1 == together && ++launched_ == ranks_.size()) open_gate();
-      }
+      for (int i = 0; i < rounds; ++i) launch(r);
+      if (++launched_ == ranks_.size()) open_gate();
     });
     for (Rank& rank : ranks_)
       rank.exchange.complete_before(*rank.moments, device_.stream().handle());
-  }) / asked_.rounds;
+  }) / rounds;
 }
 
 double MeasuredRanks::device_seconds() {

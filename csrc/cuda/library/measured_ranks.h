@@ -15,8 +15,7 @@ class MeasuredRanks {
  public:
   MeasuredRanks(MeasuredDevice& device, const CudaMeasurement& asked);
 
-  /// Of one all-reduce, by the device's clock: all are in the streams before the first begins, as
-  /// far as they are few.
+  /// Of one all-reduce, by the device's clock: all are in the streams before the first begins.
   double device_seconds();
   /// From a rank's call to where its host sees that it is complete; the median of the first rank's.
   double host_seconds();
@@ -42,6 +41,7 @@ class MeasuredRanks {
   void launch(uint32_t at);
   uint64_t piece_bytes() const;
   void run(uint32_t at, uint64_t begin, uint64_t bytes, int32_t strand, CudaPiece piece);
+  int rounds_behind_gate() const;
   double batch();
   void all_ranks(const std::function<void(uint32_t)>& act);
   void open_gate();
@@ -53,7 +53,7 @@ class MeasuredRanks {
   PinnedMemory gate_;  // a word for which the device waits
   uint32_t closed_at_ = 0;
   bool has_gate_;
-  std::atomic<uint32_t> launched_{0};  // ranks whose first all-reduce is in their streams
+  std::atomic<uint32_t> launched_{0};  // ranks all of whose all-reduces are in their streams
   std::deque<Rank> ranks_;
 };
 

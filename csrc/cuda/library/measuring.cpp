@@ -80,13 +80,15 @@ void measure_fold(MeasuredDevice& device, CudaMeasurement& m) {
 }
 
 /// Of a rank's bytes a one-shot reads its own and every mailbox, and writes to those and its
-/// output. Steps copy in, fold (each rank its part of all, to all), and copy out. Of what lanes
+/// output. Steps copy in, fold (each rank its part of all, to all), and copy out; of two ranks each
+/// copies the other one's part alone. Of what lanes
 /// send, all but a rank's part, each is read, written to a slot, read there and written, and half
 /// of it is folded with what is read once more.
 uint64_t moved_by_ranks(const CudaMeasurement& m) {
   const auto size = static_cast<uint64_t>(m.ranks);
   if (m.what == kMeasuredOneShot) return (2 * size + 2) * size * m.bytes;
-  return m.what == kMeasuredLanes ? 9 * (size - 1) * m.bytes : 6 * size * m.bytes;
+  if (m.what == kMeasuredLanes) return 9 * (size - 1) * m.bytes;
+  return (size == 2 ? 4 : 6) * size * m.bytes;
 }
 
 void measure_ranks(MeasuredDevice& device, CudaMeasurement& m) {

@@ -138,6 +138,7 @@ struct Config {
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
   bool memory_operations = true, multicast = false;
+  size_t stream_room = 1020;
   uint64_t jitter = 0;
 };
 

@@ -124,6 +124,29 @@ std::atomic_ref<uint32_t> word_at(DevicePointer address) {
   return std::atomic_ref(*static_cast<uint32_t*>(host(address)));
 }
 
+/// By the stream's thread.
+int wait_for_word(CUctx_st* context, DevicePointer address, uint32_t value, unsigned flags) {
+  for (;;) {
+    const uint32_t word = word_at(address).load(std::memory_order_acquire);
+    if (flags == kWaitUntilAnyBit ? (word & value) != 0 : static_cast<int32_t>(word - value) >= 0)
+      return kSuccess;
+    {
+      const Lock lock(state().mutex);
+      if (context->lost != 0) return context->lost;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));  // others need the core
+  }
+}
+
+/// The driver holds up whoever puts more into a stream than it has room for.
+void wait_for_room(State& all, const CUstream_st& stream) {
+  Lock lock(all.mutex, std::adopt_lock);  // the caller's
+  all.changed.wait(lock, [&] {
+    return stream.queue.size() < all.config.stream_room || stream.context->lost != 0;
+  });
+  lock.release();
+}
+
 }  // namespace
 
 int farandole::cuda::fake::enqueue(State& all, const char* call, CUctx_st* context,
@@ -142,6 +165,7 @@ int farandole::cuda::fake::enqueue(State& all, const char* call, CUctx_st* conte
     work.uses.push_back(std::prev(all.regions.upper_bound(address))->first);
   }
   for (const DevicePointer base : work.uses) ++all.regions[base].uses;
+  wait_for_room(all, *found);
   found->queue.push_back(std::move(work));
   all.changed.notify_all();
   return kSuccess;
@@ -263,20 +287,33 @@ FAKE_CUDA cuStreamWaitValue32_v2(StreamHandle stream, DevicePointer address, uin
                                  unsigned flags) {
   return call("cuStreamWaitValue32", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
     if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
-    const auto wait = [=] {
-      for (;;) {
-        const uint32_t word = word_at(address).load(std::memory_order_acquire);
-        if (flags == kWaitUntilAnyBit ? (word & value) != 0
-                                      : static_cast<int32_t>(word - value) >= 0)
-          return kSuccess;
-        {
-          const Lock lock(state().mutex);
-          if (context->lost != 0) return context->lost;
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(20));  // others need the core
-      }
-    };
+    const auto wait = [=] { return wait_for_word(context, address, value, flags); };
     return enqueue(all, "cuStreamWaitValue32", context, stream, wait, {{address, sizeof value}});
+  });
+}
+
+FAKE_CUDA cuStreamBatchMemOp_v2(StreamHandle stream, unsigned count, MemoryOperation* operations,
+                                unsigned) {
+  return call("cuStreamBatchMemOp", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+    if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
+    if (count > 255) return static_cast<int>(kInvalidValue);
+    std::vector<std::pair<DevicePointer, size_t>> words;
+    for (unsigned i = 0; i < count; ++i)
+      words.emplace_back(operations[i].address, sizeof(uint32_t));
+    const auto act = [=, batch = std::vector(operations, operations + count)] {
+      for (const MemoryOperation& one : batch) {
+        const auto value = static_cast<uint32_t>(one.value);
+        if (one.kind == kWriteWord) {
+          word_at(one.address).store(value, std::memory_order_release);
+        } else if (one.kind != kWaitForWord) {
+          return static_cast<int>(kInvalidValue);
+        } else if (const int code = wait_for_word(context, one.address, value, one.flags)) {
+          return code;
+        }
+      }
+      return static_cast<int>(kSuccess);
+    };
+    return enqueue(all, "cuStreamBatchMemOp", context, stream, act, words);
   });
 }
 
