@@ -48,7 +48,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize sanitize-module bench device device-wheels device-dry docs site size clean help
+.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants additions lint tidy format sanitize sanitize-module bench device device-wheels device-dry docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -81,6 +81,12 @@ test-tf216: $(STAMPS)/farandole  ## the tests of TensorFlow with the oldest vers
 	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --group test-tf216
 	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --no-deps --force-reinstall $(WHEEL)/*.whl
 	$(VENV)/tf216/bin/python -m pytest $(WORKERS) tests/frameworks/test_tensorflow_*.py $(PYTEST)
+
+# JAX 0.11 and newer want Python 3.12 or later: that of .ci/wheel, which has the wheel.
+test-jax: JAX_PYTHON ?= build/wheel-3.12/venv/bin/python
+test-jax: $(STAMPS)/venv  ## those tests of JAX that depend on its version, with the newest that works, where `.ci/wheel python3.12` has run; another Python with JAX_PYTHON=
+	$(BIN)/python -m pip --disable-pip-version-check --python $(JAX_PYTHON) install --quiet --group test-jax
+	$(JAX_PYTHON) -m pytest $(WORKERS) $(foreach part,abi ops derivatives,tests/frameworks/test_jax_$(part).py) $(PYTEST)
 
 # Without ruff's cache: it does not see that a module moved, by which imports are sorted.
 lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types; clang-tidy over what changed since BASE

@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -36,7 +38,7 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": _old_emitters(),
     }
 
     def nursery_of(framework: str) -> Nursery:
@@ -48,6 +50,15 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
     yield nursery_of
     for nursery in made.values():
         nursery.close()
+
+
+def _old_emitters() -> str:
+    """Of XLA, which are quicker to compile. It ends a process that asks a version without them."""
+    try:
+        jaxlib = Version(metadata.version("jaxlib"))
+    except metadata.PackageNotFoundError:
+        return ""
+    return "--xla_cpu_use_fusion_emitters=false" if jaxlib < Version("0.11.1") else ""
 
 
 @pytest.fixture(scope="session")

@@ -86,8 +86,11 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     # In C the typedefs that the header uses before their structs have to be there.
     early = ("XLA_FFI_Api_Version", "XLA_FFI_Metadata")
     typedefs = "\n".join(f"typedef struct {name} {name};" for name in early)
+    # Since jaxlib 0.11.1 it has another name.
+    renamed = "#define XLA_FFI_Extension_Base XLA_FFI_InternalExtension"
     source.write_text(
         f'#include <stdio.h>\n{typedefs}\n#include "xla/ffi/api/c_api.h"\n'
+        f"#if XLA_FFI_API_MINOR >= 4\n{renamed}\n#endif\n"
         f"int main(void) {{ {' '.join(lines)} return 0; }}\n"
     )
     program = folder / "layouts"

@@ -196,8 +196,12 @@ def _abstract_ordered(*operands: Any, call: Call) -> Any:
     return arrays, {ReadEffect(place), WriteEffect(place)}
 
 
-def _with_token(_: Any, __: Any, *operands: Any, call: Call) -> Any:
-    """Where JAX turns Refs into operands and results."""
+def _with_token(about: Any, *given: Any, call: Call) -> Any:
+    """Where JAX turns Refs into operands and results.
+
+    It says first what operands and results are: in two sequences up to 0.11.0, since then in one
+    object."""
+    operands = given[-len(getattr(about, "in_avals", about)) :]
     *results, token_after = _collective.bind(*operands, call=call)
     return [*[None] * (len(operands) - 1), token_after], results
 
