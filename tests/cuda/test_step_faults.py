@@ -3,6 +3,7 @@ waiting for a rank that does not come. Ranks over the fake driver."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fault_work import (
 from test_device_faults import bad_input, forks, goes_wrong
 
 import farandole as fd
+import harness
 from harness import World
 
 Start = Callable[..., World]
@@ -69,6 +71,41 @@ def test_a_rank_that_is_killed_is_known_within_two_seconds(by_steps: Start) -> N
         assert when - begin < 2
         assert "was killed by SIGKILL" in verdict
         assert left == ["", ""]
+
+
+def runs_ahead() -> tuple[float, str]:
+    """Of a device that does nothing on rank 1, until the others' streams are nearly full."""
+    rank = Rank("functions")
+    x, _ = rank.pair(50_000, "float32")
+    y = rank.array(50_000, "float32")
+    fd.all_reduce(x, out=y)
+    y.get()
+    fd.barrier()
+    if fd.rank() == 1:
+        rank.machine.control.configure(b"stream_room", b"5000")
+        rank.machine.control.hold(True)
+    harness.tell("held")
+    with pytest.raises(fd.PeerLost) as caught:
+        while True:
+            fd.all_reduce(x, out=y)
+    when = time.monotonic()
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    return when, caught.value.verdict
+
+
+def test_ranks_that_have_run_ahead_hear_of_one_that_is_killed(by_steps: Start) -> None:
+    """They wait for room in their streams by themselves, not in the driver, which hears nothing."""
+    world = by_steps(3, FAKE_CUDA_STREAM_ROOM="500")
+    world.start(runs_ahead)
+    world.hear_all()
+    time.sleep(1)  # in which a stream would be full
+    begin = time.monotonic()
+    world.signal(1, signal.SIGKILL)
+    for survivor in (0, 2):
+        when, verdict = world.outcome(survivor).value
+        assert when - begin < 2
+        assert "was killed by SIGKILL" in verdict
 
 
 def test_a_rank_that_is_stopped(by_steps: Start) -> None:
