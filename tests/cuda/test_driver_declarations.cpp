@@ -14,10 +14,10 @@ namespace {
 template <typename T>
 constexpr bool is_struct = std::is_class_v<T> || std::is_union_v<T>;
 template <typename Ours, typename Theirs>
-constexpr bool alike = sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs) &&
-                       std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
-                       is_struct<Ours> == is_struct<Theirs> &&
-                       std::is_floating_point_v<Ours> == std::is_floating_point_v<Theirs>;
+constexpr bool alike =
+    sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs) &&
+    std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> && is_struct<Ours> == is_struct<Theirs> &&
+    std::is_floating_point_v<Ours> == std::is_floating_point_v<Theirs>;
 
 /// Of pointers also what they point to, but for addresses in general and opaque objects.
 template <typename T>
@@ -86,7 +86,6 @@ static_assert(offsetof(MemoryOperation, flags) == offsetof(Wait, flags));
 // Values.
 static_assert(kWaitForWord == CU_STREAM_MEM_OP_WAIT_VALUE_32);
 static_assert(kWriteWord == CU_STREAM_MEM_OP_WRITE_VALUE_32);
-static_assert(kWriteUnfenced == CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
 static_assert(kPinnedAllocation == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kOnDevice == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(kByDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);

@@ -87,7 +87,6 @@ inline constexpr unsigned kWaitUntilReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ, 
 inline constexpr unsigned kWaitUntilAnyBit = 2;    // CU_STREAM_WAIT_VALUE_AND
 inline constexpr int kWaitForWord = 1;             // CU_STREAM_MEM_OP_WAIT_VALUE_32
 inline constexpr int kWriteWord = 2;               // CU_STREAM_MEM_OP_WRITE_VALUE_32
-inline constexpr unsigned kWriteUnfenced = 1;      // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
 inline constexpr int kNotCaptured = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
 inline constexpr int kSpoiltCapture = 2;           // CU_STREAM_CAPTURE_STATUS_INVALIDATED
 inline constexpr int kRelaxedCapture = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED

@@ -8,8 +8,7 @@
 namespace farandole::cuda {
 
 void WordBatch::write(DevicePointer word, uint32_t value) {
-  operations_.push_back({kWriteWord, word, value, fenced_ ? kWriteUnfenced : 0, {}});
-  fenced_ = true;
+  operations_.push_back({kWriteWord, word, value, 0, {}});
 }
 
 void WordBatch::wait(DevicePointer word, uint32_t value) {

@@ -16,7 +16,7 @@ class DeviceEvent;
 /// Words that a stream writes and waits for, in this order, by one call of the driver.
 class WordBatch {
  public:
-  /// All before it is done, and can be seen, when the first word is written.
+  /// All before it is done then, and can be seen.
   void write(DevicePointer word, uint32_t value);
   /// Until it is reached, as StreamRef::wait() has it.
   void wait(DevicePointer word, uint32_t value);
@@ -24,7 +24,6 @@ class WordBatch {
  private:
   friend class StreamRef;
   std::vector<MemoryOperation> operations_;
-  bool fenced_ = false;
 };
 
 /// A stream of anyone's: ours, or a framework's current one. All calls throw Error.

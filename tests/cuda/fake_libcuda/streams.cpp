@@ -298,8 +298,12 @@ FAKE_CUDA cuStreamBatchMemOp_v2(StreamHandle stream, unsigned count, MemoryOpera
     if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
     if (count > 255) return static_cast<int>(kInvalidValue);
     std::vector<std::pair<DevicePointer, size_t>> words;
-    for (unsigned i = 0; i < count; ++i)
+    for (unsigned i = 0; i < count; ++i) {
+      // Drivers know no unfenced write in these calls (cuda.h).
+      if (operations[i].kind == kWriteWord && operations[i].flags != 0)
+        return static_cast<int>(kInvalidValue);
       words.emplace_back(operations[i].address, sizeof(uint32_t));
+    }
     const auto act = [=, batch = std::vector(operations, operations + count)] {
       for (const MemoryOperation& one : batch) {
         const auto value = static_cast<uint32_t>(one.value);
