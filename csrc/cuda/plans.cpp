@@ -15,9 +15,11 @@ namespace {
 constexpr uint64_t kAccessBytes = 16;
 /// Accesses of a thread before another block is worth its start.
 constexpr uint64_t kAccessesOfThread = 4;
-/// 2048 threads is what a multiprocessor holds: fewer would leave requests to memory unmade, more
-/// would only wait.
-constexpr uint64_t kBlocksAlone = 2048 / kThreads;
+/// 2048 threads is what a multiprocessor holds: fewer would leave requests to memory unmade.
+constexpr uint64_t kLastingBlocks = 2048 / kThreads;
+/// Several times as many: a multiprocessor that has done with one takes the next, and none has long
+/// to do when the others are done. Beyond that their starts would cost more.
+constexpr uint64_t kBlocksAlone = 4 * kLastingBlocks;
 /// Lanes beyond these would move no more, and leave less of the device to what runs beside them.
 constexpr uint32_t kMostLanes = kCudaMostLanes;
 /// Smaller slots are handed over more often than they are worth, larger ones later than they could.
@@ -264,16 +266,21 @@ size_t longest_lane_table(uint32_t size) {
   return std::bit_ceil(kMostLanes * (steps * sizeof(LaneStep) + 2 * sizeof(uint32_t)));
 }
 
-uint32_t most_blocks_alone(uint32_t processors) {
-  return static_cast<uint32_t>(processors * kBlocksAlone);
+uint32_t most_lasting_blocks(uint32_t processors) {
+  return static_cast<uint32_t>(processors * kLastingBlocks);
+}
+
+uint32_t blocks_for_chunks(uint64_t chunks, uint32_t processors) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(chunks, 1, processors * kBlocksAlone));
 }
 
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
   const uint64_t of_block =
       work == Work::slots ? kSlotBytes : kAccessBytes * kAccessesOfThread * kThreads;
   const uint64_t wanted = std::max<uint64_t>(1, (bytes + of_block - 1) / of_block);
-  if (work == Work::alone)
-    return static_cast<uint32_t>(std::min<uint64_t>(wanted, most_blocks_alone(room.processors)));
+  if (work == Work::alone) return blocks_for_chunks(wanted, room.processors);
+  if (work == Work::lasting)
+    return static_cast<uint32_t>(std::min<uint64_t>(wanted, most_lasting_blocks(room.processors)));
   // Blocks that wait must all run at once, those of other ranks on this device, too. They leave
   // room for the step that they run beside.
   const uint64_t resident =

@@ -104,13 +104,16 @@ struct Room {
 };
 
 enum class Work : uint8_t {
-  alone,     // fold, gather, scatter: blocks that wait for nobody
+  alone,     // fold: blocks that wait for nobody
+  lasting,   // norms, nvls: the same, but each has something to look up or memory of its own
   exchange,  // two_shot, deliver: blocks that wait for other ranks'
   slots,     // one_shot: the same, and one slot per block and round
 };
 
-/// Of Work::alone, at most.
-uint32_t most_blocks_alone(uint32_t processors);
+/// Of Work::lasting, at most.
+uint32_t most_lasting_blocks(uint32_t processors);
+/// Of Work::alone, for so many chunks: gather, scatter, update.
+uint32_t blocks_for_chunks(uint64_t chunks, uint32_t processors);
 /// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
 /// reads of each.
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room);

@@ -43,8 +43,8 @@ struct Block {
   Bounds bounds;
   std::vector<Thread*> threads{};
   std::size_t waiting = 0;  // at the barrier
-  bool all = true;          // of those said true
-  bool outcome = true;
+  std::uint32_t votes = 0;  // of those said true
+  std::uint32_t outcome = 0;
   std::uint32_t word = 0;  // shared memory: as much as kernels use
 };
 
@@ -123,15 +123,15 @@ class Executor {
     pause(State::spins);
     me.looks_since = changes_;
   }
-  bool barrier(bool mine) {
+  std::uint32_t barrier(bool mine) {
     Block& block = *running_->block;
     release(&block);
-    block.all = block.all && mine;
+    block.votes += mine ? 1 : 0;
     if (++block.waiting < block.threads.size()) {
       pause(State::at_barrier);
     } else {
-      block.outcome = block.all;
-      block.all = true;
+      block.outcome = block.votes;
+      block.votes = 0;
       block.waiting = 0;
       for (Thread* t : block.threads) t->state = State::ready;
       changed();
@@ -348,7 +348,7 @@ Members members_at(const void* address, size_t bytes) {
   return all;
 }
 Indices indices() { return Executor::current().thread().indices; }
-bool barrier(bool mine) { return Executor::current().barrier(mine); }
+uint32_t barrier(bool mine) { return Executor::current().barrier(mine); }
 void spins() { Executor::current().spins(); }
 void interleave() { Executor::current().interleave(); }
 void changed() { Executor::current().changed(); }

@@ -79,6 +79,34 @@ TEST(cuda_buckets_have_pieces_of_many_chunks) {
   compare("scatter", DType::float16, DType::float32, {counts, 3}, {.factor = 0.5});
 }
 
+/// Threads look for a chunk's piece together, and each has several pieces then.
+TEST(cuda_buckets_of_more_pieces_than_threads) {
+  for (const size_t pieces : {7, 8, 9, 16, 17, 31}) {
+    const testing::Note note(pieces, " pieces");
+    std::vector<size_t> counts;
+    for (size_t i = 0; i < pieces; ++i) counts.push_back(i % 5 == 3 ? kChunkElements + 1 : i + 1);
+    compare("gather", DType::int16, DType::int16, {counts, 0}, {});
+    compare("scatter", DType::float32, DType::float16, {counts, 0}, {});
+  }
+}
+
+/// Eight threads take kCopiesTogether units at a time; of the last ones there are as many, or
+/// fewer.
+TEST(cuda_buckets_of_lengths_around_what_threads_take_together) {
+  constexpr size_t kTurn = 8 * 4 * 4;  // threads, units of each, elements of float32
+  for (const auto& [from, to] : {std::pair{DType::float32, DType::float32},
+                                {DType::float32, DType::bfloat16},
+                                {DType::bfloat16, DType::float32},
+                                {DType::float64, DType::float16},
+                                {DType::int8, DType::int8}})
+    for (const size_t offset : {0, 1, 2, 3})
+      for (const double factor : {1.0, 0.3})
+        for (const char* what : {"gather", "scatter"})
+          compare(what, from, to,
+                  {{kTurn - 4, kTurn, kTurn + 4, kTurn + 1, 2 * kTurn - 1, 4 * kTurn + 36}, offset},
+                  {.factor = factor});
+}
+
 TEST(cuda_integers_in_buckets_are_scaled_and_divided) {
   for (const DTypeRow& d : kDTypes)
     if (d.kind == DTypeKind::integer)

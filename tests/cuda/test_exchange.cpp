@@ -367,7 +367,11 @@ TEST(cuda_grids_fit_the_data_and_the_device) {
   const Room whole{.processors = 132}, shared{.processors = 16, .ranks_on_device = 8};
   CHECK_EQUAL(blocks_for(Work::alone, 0, whole), 1U);
   CHECK_EQUAL(blocks_for(Work::alone, 16 * 4 * kThreads + 1, whole), 2U);
-  CHECK_EQUAL(blocks_for(Work::alone, uint64_t{1} << 40, whole), 132U * 8);
+  CHECK_EQUAL(blocks_for(Work::alone, uint64_t{1} << 40, whole), 132U * 32);
+  CHECK_EQUAL(blocks_for(Work::lasting, uint64_t{1} << 40, whole), 132U * 8);
+  CHECK_EQUAL(blocks_for_chunks(0, 132), 1U);
+  CHECK_EQUAL(blocks_for_chunks(1000, 132), 1000U);
+  CHECK_EQUAL(blocks_for_chunks(uint64_t{1} << 40, 132), 132U * 32);
   CHECK_EQUAL(blocks_for(Work::slots, kSlotBytes * 2, whole), 2U);
   CHECK_EQUAL(blocks_for(Work::exchange, uint64_t{1} << 40, whole), kMostChannels);
   // Eight ranks of 16 processors: all their blocks together are no more than are resident.

@@ -64,6 +64,26 @@ TEST(cuda_folds_of_every_dtype_operation_and_count) {
   });
 }
 
+/// Threads take several packs at a time of sums of two; of the last ones there are as many, or
+/// fewer.
+TEST(cuda_folds_of_lengths_around_what_threads_take_together) {
+  if (testing::kThreadSanitizer) return;
+  uint64_t seed = 0;
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16, DType::int8}) {
+    const size_t pack = 16 / size_of(dtype), turn = size_t{kBlocks} * kFewThreads * pack;
+    for (const size_t ranks : {1, 2, 3, 4, 6, 8, 9})
+      for (const size_t count : {turn - 1, turn, turn + 1, 2 * turn - pack, 2 * turn,
+                                 2 * turn + pack, 3 * turn + 1, 4 * turn - 1})
+        for (const double prescale : {1.0, 0.7})
+          for (const Layout& layout : {Layout{0, 0}, Layout{1, 0}, Layout{1, 1}}) {
+            const testing::Note note(name_of(dtype), ", ", ranks, " ranks, ", count, " elements");
+            const Scales scales = scales_for(dtype, ReduceOp::sum, prescale, 1 / prescale, 1);
+            compare(some_leaves(dtype, ranks, count, ++seed), {dtype, ReduceOp::sum, scales},
+                    layout);
+          }
+  }
+}
+
 TEST(cuda_folds_scale_leaves_and_result) {
   if (testing::kThreadSanitizer) return;
   uint64_t seed = 0;

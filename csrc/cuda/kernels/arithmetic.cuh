@@ -1,7 +1,7 @@
 // Elements: folded, scaled and cast as docs/determinism.md says, bit for bit what csrc/fold does.
 //
-// Conversions of halves and the NaN are our own code, not the device's instructions: those pass
-// payloads on, and a test on the host would say nothing of them.
+// The NaN is our own code: instructions pass payloads on, and a test on the host would say nothing
+// of them. So are conversions to bfloat16, for which the oldest architectures have none.
 #pragma once
 
 #include <limits>
@@ -17,28 +17,8 @@ namespace farandole::cuda {
 using Float16 = NarrowFloat<kFloat16>;
 using BFloat16 = NarrowFloat<kBFloat16>;
 
-FARANDOLE_DEVICE float float32_from_float16(uint32_t half) {
-  // The exponent moves over as it is; the multiplication corrects its bias, also of subnormals.
-  const uint32_t magnitude = (half & 0x7fff) << 13;
-  uint32_t value = bits_as<uint32_t>(bits_as<float>(magnitude) * 0x1p112F);
-  if (magnitude >= 0x1fU << 23) value |= 0x7f800000;
-  return bits_as<float>(value | (half & 0x8000) << 16);
-}
-
-FARANDOLE_DEVICE uint32_t float16_from_float32(float value) {
-  const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return 0x7e00;
-  uint32_t half = 0x7c00;
-  if (magnitude < 0x38800000)  // adding 0.5 lines it up with the unit of float16's subnormals
-    half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5F) - 0x3f000000;
-  else if (magnitude < 0x47800000)
-    half = (magnitude - (112U << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  return half | ((bits >> 16) & 0x8000);
-}
-
 FARANDOLE_DEVICE uint32_t bfloat16_from_float32(float value) {
-  const uint32_t bits = bits_as<uint32_t>(value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  const uint32_t bits = value == value ? bits_as<uint32_t>(value) : 0x7fc00000;
   return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 

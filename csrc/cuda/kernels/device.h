@@ -19,6 +19,30 @@ struct alignas(16) Pack {
   uint32_t words[4];
 };
 
+/// What an access of so many bytes moves.
+template <size_t bytes>
+struct WordOf {
+  using type = Pack;
+};
+template <>
+struct WordOf<8> {
+  using type = uint64_t;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct WordOf<1> {
+  using type = uint8_t;
+};
+template <typename T>
+using WordFor = typename WordOf<sizeof(T)>::type;
+
 }  // namespace farandole::cuda
 
 #if defined(__CUDACC__)

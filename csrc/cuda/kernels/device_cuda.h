@@ -19,6 +19,10 @@ FARANDOLE_DEVICE uint32_t block_count() { return gridDim.x; }
 FARANDOLE_DEVICE void block_barrier() { __syncthreads(); }
 /// A barrier that says whether all threads said true.
 FARANDOLE_DEVICE bool block_all(bool mine) { return __syncthreads_and(mine) != 0; }
+/// A barrier that says how many threads said true.
+FARANDOLE_DEVICE uint32_t block_votes(bool mine) {
+  return static_cast<uint32_t>(__syncthreads_count(mine));
+}
 /// A barrier that hands every thread what thread 0 has. Apart: one word of shared memory for all.
 FARANDOLE_DEVICE_APART uint32_t block_broadcast(uint32_t mine) {
   __shared__ uint32_t word;
@@ -34,6 +38,21 @@ FARANDOLE_DEVICE To bits_as(const From& value) {
   return __builtin_bit_cast(To, value);
 }
 
+// Float16 by instructions, which every architecture has: bits are those of device_host.h, since
+// widening is exact and narrowing rounds to the nearest, ties to even, also to subnormals and to
+// infinity. But for a NaN: it becomes the one that we have, and widened ones keep their payload
+// only until they are narrowed.
+FARANDOLE_DEVICE float float32_from_float16(uint32_t half) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(half)));
+  return value;
+}
+FARANDOLE_DEVICE uint32_t float16_from_float32(float value) {
+  uint16_t half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return value == value ? half : 0x7e00;
+}
+
 // Rounded once, as the processor's are.
 FARANDOLE_DEVICE float square_root(float value) { return __fsqrt_rn(value); }
 FARANDOLE_DEVICE double square_root(double value) { return __dsqrt_rn(value); }
@@ -41,13 +60,22 @@ FARANDOLE_DEVICE double square_root(double value) { return __dsqrt_rn(value); }
 FARANDOLE_DEVICE size_t global(const void* address) { return __cvta_generic_to_global(address); }
 
 // Memory of this device that nobody else touches while the kernel runs.
+// Packs in words: the compiler would take small elements apart and put them together again.
 template <typename T>
 FARANDOLE_DEVICE T load(const T* from) {
-  return *from;
+  __builtin_assume(__isGlobal(from));
+  if constexpr (sizeof(T) == sizeof(Pack))
+    return bits_as<T>(*reinterpret_cast<const Pack*>(from));
+  else
+    return *from;
 }
 template <typename T>
 FARANDOLE_DEVICE void store(T* to, const T& value) {
-  *to = value;
+  __builtin_assume(__isGlobal(to));
+  if constexpr (sizeof(T) == sizeof(Pack))
+    *reinterpret_cast<Pack*>(to) = bits_as<Pack>(value);
+  else
+    *to = value;
 }
 
 // Memory that peers write or read. Volatile, so that they stay behind the meeting before them; the
@@ -91,36 +119,15 @@ FARANDOLE_DEVICE void store_bits(size_t to, uint8_t bits) {
   asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(to), "r"(uint32_t{bits}) : "memory");
 }
 
-template <size_t bytes>
-struct WordOf {
-  using type = Pack;
-};
-template <>
-struct WordOf<8> {
-  using type = uint64_t;
-};
-template <>
-struct WordOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct WordOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct WordOf<1> {
-  using type = uint8_t;
-};
-
 template <typename T>
 FARANDOLE_DEVICE T load_peer(const T* from) {
-  typename WordOf<sizeof(T)>::type bits;
+  WordFor<T> bits;
   load_bits(bits, global(from));
   return bits_as<T>(bits);
 }
 template <typename T>
 FARANDOLE_DEVICE void store_peer(T* to, const T& value) {
-  store_bits(global(to), bits_as<typename WordOf<sizeof(T)>::type>(value));
+  store_bits(global(to), bits_as<WordFor<T>>(value));
 }
 
 FARANDOLE_DEVICE uint32_t load_acquire(const uint32_t* word) {

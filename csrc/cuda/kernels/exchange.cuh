@@ -27,37 +27,49 @@ FARANDOLE_DEVICE U* slot_unit(const OneShot& p, uint32_t owner, uint32_t set, ui
 
 /// One unit of this rank's input into its slot in every mailbox.
 template <typename U>
-FARANDOLE_DEVICE void hand_over(const OneShot& p, uint32_t set, uint64_t at, uint32_t in_slot) {
-  const U unit = load(unit_at<U>(p.input, at));
+FARANDOLE_DEVICE void hand_over(const OneShot& p, uint32_t set, uint32_t in_slot, const U& unit) {
   for (uint32_t i = 1; i <= p.peers.size; ++i) {  // each begins with another peer
     const uint32_t owner = (p.peers.rank + i) % p.peers.size;
     store_peer(slot_unit<U>(p, owner, set, p.peers.rank, in_slot), unit);
   }
 }
 
-/// The same unit of all inputs, from this rank's own mailbox.
+/// The same unit of all inputs, in this rank's own mailbox.
+template <typename U>
+struct LeavesInSlots {
+  const OneShot& p;
+  uint32_t set, in_slot;
+
+  FARANDOLE_DEVICE U read(uint32_t from) const {
+    return load_peer(slot_unit<U>(p, p.peers.rank, set, from, in_slot));
+  }
+  FARANDOLE_DEVICE bool is_raw(uint32_t) const { return true; }
+  FARANDOLE_DEVICE const Scaling& scaling() const { return p.leaf; }
+};
+
 template <typename U, bool adds>
-FARANDOLE_DEVICE void take_in(const OneShot& p, uint32_t set, uint64_t at, uint32_t in_slot) {
-  const U folded = fold_sources<U, adds>(p.formula, p.peers.size, [&](uint32_t from) {
-    return scale_unit(load_peer(slot_unit<U>(p, p.peers.rank, set, from, in_slot)), p.leaf);
-  });
-  store(unit_at<U>(p.output, at), scale_unit(folded, p.finish));
+FARANDOLE_DEVICE U take_in(const OneShot& p, uint32_t set, uint32_t in_slot) {
+  return fold_leaves<U, adds>(p.formula, p.peers.size, LeavesInSlots<U>{p, set, in_slot});
 }
 
 /// In rounds; in each, every block hands over one slot. Packs as slots have them: whole ones, and
 /// behind them the last elements one by one. `aligned`: the user's memory allows packs, too.
-template <typename E, typename PackBody, typename OneBody>
-FARANDOLE_DEVICE void for_slot(uint64_t count, bool aligned, PackBody pack, OneBody one) {
-  for_units(count, cut(count, 0, 1, kPerPack<E>, aligned), kPerPack<E>, thread_index(),
-            thread_count(), pack, one);
+template <typename E, typename Read, typename Write>
+FARANDOLE_DEVICE void for_slot(uint64_t count, bool aligned, Read read, Write write) {
+  constexpr uint32_t n = kPerPack<E>;
+  for_units<1, n>(count, cut(count, 0, 1, n, aligned), turns_of_block(), read, write);
 }
 
 template <typename E, bool adds>
 FARANDOLE_DEVICE void take_in_slot(const OneShot& p, uint32_t set, uint64_t first, uint64_t count) {
   for_slot<E>(
       count, offset_in_pack(p.output) == 0,
-      [&](uint64_t at) { take_in<Packed<E>, adds>(p, set, first + at, static_cast<uint32_t>(at)); },
-      [&](uint64_t at) { take_in<One<E>, adds>(p, set, first + at, static_cast<uint32_t>(at)); });
+      [&]<uint32_t n>(Elements<n>, uint64_t at) {
+        return take_in<Unit<E, n>, adds>(p, set, static_cast<uint32_t>(at));
+      },
+      [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<E, n>& folded) {
+        store(unit_at<Unit<E, n>>(p.output, first + at), scale_unit(folded, p.finish));
+      });
 }
 
 /// A set is written again two meetings later. Whoever writes has met everybody in between, and a
@@ -71,8 +83,12 @@ FARANDOLE_DEVICE void one_shot(const OneShot& p) {
     const uint32_t set = next_epoch(p.peers, block_index()) % 2;
     for_slot<E>(
         count, offset_in_pack(p.input) == 0,
-        [&](uint64_t at) { hand_over<Packed<E>>(p, set, first + at, static_cast<uint32_t>(at)); },
-        [&](uint64_t at) { hand_over<One<E>>(p, set, first + at, static_cast<uint32_t>(at)); });
+        [&]<uint32_t n>(Elements<n>, uint64_t at) {
+          return load(unit_at<Unit<E, n>>(p.input, first + at));
+        },
+        [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<E, n>& unit) {
+          hand_over(p, set, static_cast<uint32_t>(at), unit);
+        });
     if (!meet(p.peers)) return;
     if (p.formula == Formula::add)
       take_in_slot<E, true>(p, set, first, count);
@@ -81,40 +97,35 @@ FARANDOLE_DEVICE void one_shot(const OneShot& p) {
   }
 }
 
-template <typename W>
-FARANDOLE_DEVICE const W* word_at(const void* base, uint64_t offset) {
-  return reinterpret_cast<const W*>(static_cast<const char*>(base) + offset);
-}
-template <typename W>
-FARANDOLE_DEVICE void move_word(const void* from, void* to, uint64_t offset) {
-  store_peer(const_cast<W*>(word_at<W>(to, offset)), load_peer(word_at<W>(from, offset)));
-}
+/// An exchange has few blocks: each thread has several words under way.
+inline constexpr uint32_t kMovesTogether = 4;
 
-/// `bytes` from one place to another, by all threads of the grid: `head` one by one, then in words
-/// of `W`, and the rest one by one.
-template <typename W>
-FARANDOLE_DEVICE void move_words(const void* from, void* to, uint64_t bytes, uint64_t head) {
-  const uint64_t words = (bytes - head) / sizeof(W), middle = words * sizeof(W);
-  for (uint64_t i = grid_thread(); i < words; i += grid_threads())
-    move_word<W>(from, to, head + i * sizeof(W));
-  for (uint64_t i = grid_thread(); i < bytes - middle; i += grid_threads())
-    move_word<uint8_t>(from, to, i < head ? i : i + middle);
+/// `bytes` from one place to another, by all threads of the grid: in words of `width`, and one by
+/// one what is before and behind those.
+template <uint32_t width>
+FARANDOLE_DEVICE void move_words(const void* from, void* to, uint64_t bytes) {
+  const uint64_t until = (width - offset_in_pack(to) % width) % width;
+  const uint64_t head = until < bytes ? until : bytes;
+  for_units<kMovesTogether, width>(
+      bytes, {head, (bytes - head) / width}, turns_of_grid(),
+      [&]<uint32_t n>(Elements<n>, uint64_t at) {
+        return load_peer(unit_at<Unit<uint8_t, n>>(from, at));
+      },
+      [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<uint8_t, n>& word) {
+        store_peer(unit_at<Unit<uint8_t, n>>(to, at), word);
+      });
 }
 
 /// In the widest words that both ends allow.
 FARANDOLE_DEVICE void move(const void* from, void* to, uint64_t bytes) {
   if (from == to) return;
-  const uint32_t source = offset_in_pack(from), target = offset_in_pack(to);
-  const auto head = [&](uint32_t width) {
-    const uint64_t until = (width - target % width) % width;
-    return until < bytes ? until : bytes;
-  };
-  if (source == target)
-    move_words<Pack>(from, to, bytes, head(16));
-  else if (source % 4 == target % 4)
-    move_words<uint32_t>(from, to, bytes, head(4));
+  const uint32_t apart = offset_in_pack(from) ^ offset_in_pack(to);
+  if (apart == 0)
+    move_words<16>(from, to, bytes);
+  else if (apart % 4 == 0)
+    move_words<4>(from, to, bytes);
   else
-    move_words<uint8_t>(from, to, bytes, 0);
+    move_words<1>(from, to, bytes);
 }
 
 /// Peers' outputs may be overwritten once all have come; this rank's is complete at the end.

@@ -18,35 +18,46 @@ FARANDOLE_DEVICE U fold_two(Formula formula, const U& lower, const U& upper) {
   if constexpr (adds)
     return fold_units(Formula::add, lower, upper);
   else
-    return fold_units_apart(formula, lower, upper);
+    return bits_as<U>(
+        fold_words_apart<U>(formula, bits_as<WordFor<U>>(lower), bits_as<WordFor<U>>(upper)));
 }
 
-/// Folds source(first) … source(first + n - 1), at most kGroup of them.
+/// Folds leaves from `first` on, `n` of them, at most kGroup. `leaves` reads them and says which
+/// are raw, and by what those are scaled.
 ///
 ///   0 1 2 3 4 5 6     neighbours at distance 1, 2, 4; who has none waits. So it splits at the
 ///   0   2   4   6     largest power of two below the number of sources, on both sides, as the
 ///   0       4         canonical tree does.
 ///   0
-template <typename U, bool adds, typename Source>
-FARANDOLE_DEVICE U fold_group(Formula formula, uint32_t first, uint32_t n, Source source) {
+template <typename U, bool adds, typename Leaves>
+FARANDOLE_DEVICE U fold_group(Formula formula, uint32_t first, uint32_t n, const Leaves& leaves) {
   constexpr uint32_t kMost = kGroup<U, adds>;
-  U held[kMost];
+  using Word = WordFor<U>;
+  Word held[kMost];  // not units: behind a branch, each element would have a register
   FARANDOLE_UNROLL
   for (uint32_t i = 0; i < kMost; ++i)
-    if (i < n) held[i] = source(first + i);
+    if (i < n) held[i] = bits_as<Word>(leaves.read(first + i));
+  if (leaves.scaling().applies != 0) {  // once all are under way
+    FARANDOLE_UNROLL
+    for (uint32_t i = 0; i < kMost; ++i)
+      if (i < n && leaves.is_raw(first + i))
+        held[i] = scale_word_apart<U>(held[i], leaves.scaling());
+  }
   FARANDOLE_UNROLL
   for (uint32_t apart = 1; apart < kMost; apart *= 2) {
     FARANDOLE_UNROLL
     for (uint32_t i = 0; i + apart < kMost; i += 2 * apart)
-      if (i + apart < n) held[i] = fold_two<U, adds>(formula, held[i], held[i + apart]);
+      if (i + apart < n)
+        held[i] = bits_as<Word>(
+            fold_two<U, adds>(formula, bits_as<U>(held[i]), bits_as<U>(held[i + apart])));
   }
-  return held[0];
+  return bits_as<U>(held[0]);
 }
 
 /// Folds any number of sources: whole subtrees of 1, 2, 4 … groups, joined as bits of a count are
 /// carried; at the end those that are left, from the last to the first.
-template <typename U, bool adds, typename Source>
-FARANDOLE_DEVICE U fold_sources(Formula formula, uint32_t sources, Source source) {
+template <typename U, bool adds, typename Leaves>
+FARANDOLE_DEVICE U fold_leaves(Formula formula, uint32_t sources, const Leaves& leaves) {
   constexpr uint32_t kMost = kGroup<U, adds>;
   constexpr uint32_t kLevels = std::bit_width(kMostRanks / kMost);
   U nodes[kLevels];  // nodes[k]: 2^k groups
@@ -54,7 +65,7 @@ FARANDOLE_DEVICE U fold_sources(Formula formula, uint32_t sources, Source source
   FARANDOLE_LOOP
   for (uint32_t g = 0; g < groups; ++g) {
     const uint32_t first = g * kMost, rest = sources - first;
-    U node = fold_group<U, adds>(formula, first, rest < kMost ? rest : kMost, source);
+    U node = fold_group<U, adds>(formula, first, rest < kMost ? rest : kMost, leaves);
     if (groups == 1) return node;  // never leaves the registers
     uint32_t level = 0;
     FARANDOLE_LOOP
@@ -70,18 +81,31 @@ FARANDOLE_DEVICE U fold_sources(Formula formula, uint32_t sources, Source source
   return node;
 }
 
-/// One unit at element `at`: of every source, folded, to every destination. Destinations may be
-/// sources: all are read before one is written.
-template <typename U, bool adds>
-FARANDOLE_DEVICE void fold_at(const Fold& job, uint64_t at) {
-  const U folded = fold_sources<U, adds>(job.formula, job.source_count, [&](uint32_t i) {
-    const U unit = load_peer(unit_at<U>(job.sources[i], at));
-    return (job.raw >> i & 1) != 0 ? scale_unit(unit, job.leaf) : unit;
-  });
+/// The sources' units at element `at`.
+template <typename U>
+struct LeavesAt {
+  const Fold& job;
+  uint64_t at;
+
+  FARANDOLE_DEVICE U read(uint32_t i) const { return load_peer(unit_at<U>(job.sources[i], at)); }
+  FARANDOLE_DEVICE bool is_raw(uint32_t i) const { return (job.raw >> i & 1) != 0; }
+  FARANDOLE_DEVICE const Scaling& scaling() const { return job.leaf; }
+};
+
+template <typename U>
+FARANDOLE_DEVICE void finish_at(const Fold& job, uint64_t at, const U& folded) {
   const U result = scale_unit(folded, job.finish);
+  FARANDOLE_LOOP
   for (uint32_t i = 0; i < job.destination_count; ++i)
     store_peer(unit_at<U>(job.destinations[i], at), result);
 }
+
+template <typename U>
+struct Two {
+  U lower, upper;
+};
+/// Of 32 bytes each, by 1024 threads of a multiprocessor: what memory has under way to keep busy.
+inline constexpr uint32_t kSumsTogether = 2;
 
 FARANDOLE_DEVICE bool lie_alike(const Fold& job) {
   const uint32_t offset = offset_in_pack(job.destinations[0]);
@@ -92,14 +116,40 @@ FARANDOLE_DEVICE bool lie_alike(const Fold& job) {
   return alike;
 }
 
+template <typename E>
+FARANDOLE_DEVICE Cut cut_of(const Fold& job) {
+  return cut(job.count, offset_in_pack(job.destinations[0]), sizeof(BitsOfElement<E>), kPerPack<E>,
+             lie_alike(job));
+}
+
+/// Of every source, folded, to every destination. Destinations may be sources: all are read before
+/// one is written.
 template <typename E, bool adds>
 FARANDOLE_DEVICE void fold_all(const Fold& job) {
-  const Cut by = cut(job.count, offset_in_pack(job.destinations[0]), sizeof(BitsOfElement<E>),
-                     kPerPack<E>, lie_alike(job));
-  for_units(
-      job.count, by, kPerPack<E>, grid_thread(), grid_threads(),
-      [&](uint64_t at) { fold_at<Packed<E>, adds>(job, at); },
-      [&](uint64_t at) { fold_at<One<E>, adds>(job, at); });
+  for_units<1, kPerPack<E>>(
+      job.count, cut_of<E>(job), turns_of_grid(),
+      [&]<uint32_t n>(Elements<n>, uint64_t at) {
+        using U = Unit<E, n>;
+        return fold_leaves<U, adds>(job.formula, job.source_count, LeavesAt<U>{job, at});
+      },
+      [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<E, n>& folded) {
+        finish_at(job, at, folded);
+      });
+}
+
+/// Sums of two are the most frequent: with so few sources, several units are read together.
+template <typename E>
+FARANDOLE_DEVICE void sum_two(const Fold& job) {
+  for_units<kSumsTogether, kPerPack<E>>(
+      job.count, cut_of<E>(job), turns_of_grid(),
+      [&]<uint32_t n>(Elements<n>, uint64_t at) {
+        using U = Unit<E, n>;
+        return Two<U>{load_peer(unit_at<U>(job.sources[0], at)),
+                      load_peer(unit_at<U>(job.sources[1], at))};
+      },
+      [&]<uint32_t n>(Elements<n>, uint64_t at, const Two<Unit<E, n>>& of) {
+        finish_at(job, at, fold_units(Formula::add, of.lower, of.upper));
+      });
 }
 
 /// By all threads of the grid. Meets nobody: sources are ready, and nobody else touches
@@ -107,10 +157,12 @@ FARANDOLE_DEVICE void fold_all(const Fold& job) {
 template <typename E>
 FARANDOLE_DEVICE void fold(const Fold& job) {
   if (job.source_count == 0 || job.destination_count == 0) return;
-  if (job.formula == Formula::add)
-    fold_all<E, true>(job);
-  else
+  if (job.formula != Formula::add)
     fold_all<E, false>(job);
+  else if (job.source_count == 2 && job.leaf.applies == 0)
+    sum_two<E>(job);
+  else
+    fold_all<E, true>(job);
 }
 
 }  // namespace farandole::cuda

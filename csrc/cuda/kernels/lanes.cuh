@@ -23,8 +23,8 @@ struct Arrival {
 };
 
 template <typename U, bool adds>
-FARANDOLE_DEVICE void arrive_at(const Lanes& p, const LaneStep& step, const Arrival& part,
-                                uint64_t at) {
+FARANDOLE_DEVICE U arrived_at(const Lanes& p, const LaneStep& step, const Arrival& part,
+                              uint64_t at) {
   const auto action = static_cast<LaneAction>(step.action);
   U result = load_peer(unit_at<U>(part.arrived, at));
   if (step.leaf_arrived != 0) result = scale_unit(result, p.leaf);
@@ -34,8 +34,7 @@ FARANDOLE_DEVICE void arrive_at(const Lanes& p, const LaneStep& step, const Arri
     const bool upper = action == LaneAction::fold_upper;
     result = fold_two<U, adds>(p.formula, upper ? held : result, upper ? result : held);
   }
-  if (step.finish != 0) result = scale_unit(result, p.finish);
-  store_peer(unit_at<U>(part.recv, at), result);
+  return step.finish != 0 ? scale_unit(result, p.finish) : result;
 }
 
 /// By all threads of the block.
@@ -45,22 +44,29 @@ FARANDOLE_DEVICE void take(const Lanes& p, const LaneStep& step, const Arrival& 
   const bool alike = offset_in_pack(part.arrived) == offset &&
                      (step.action == 0 || offset_in_pack(part.held) == offset);
   const Cut by = cut(part.count, offset, sizeof(BitsOfElement<E>), kPerPack<E>, alike);
-  for_units(
-      part.count, by, kPerPack<E>, thread_index(), thread_count(),
-      [&](uint64_t at) { arrive_at<Packed<E>, adds>(p, step, part, at); },
-      [&](uint64_t at) { arrive_at<One<E>, adds>(p, step, part, at); });
+  for_units<1, kPerPack<E>>(
+      part.count, by, Turns<uint64_t>{thread_index(), thread_count()},
+      [&]<uint32_t n>(Elements<n>, uint64_t at) {
+        return arrived_at<Unit<E, n>, adds>(p, step, part, at);
+      },
+      [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<E, n>& result) {
+        store_peer(unit_at<Unit<E, n>>(part.recv, at), result);
+      });
 }
+
+/// The largest slot is as many packs for each of kThreads.
+inline constexpr uint32_t kFillsTogether = 4;
 
 template <typename E>
 FARANDOLE_DEVICE void fill(const void* from, void* slot, uint64_t count) {
   const Cut by = cut(count, 0, 1, kPerPack<E>, offset_in_pack(from) == 0);
-  for_units(
-      count, by, kPerPack<E>, thread_index(), thread_count(),
-      [&](uint64_t at) {
-        store_peer(unit_at<Packed<E>>(slot, at), load_peer(unit_at<Packed<E>>(from, at)));
+  for_units<kFillsTogether, kPerPack<E>>(
+      count, by, turns_of_block(),
+      [&]<uint32_t n>(Elements<n>, uint64_t at) {
+        return load_peer(unit_at<Unit<E, n>>(from, at));
       },
-      [&](uint64_t at) {
-        store_peer(unit_at<One<E>>(slot, at), load_peer(unit_at<One<E>>(from, at)));
+      [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<E, n>& unit) {
+        store_peer(unit_at<Unit<E, n>>(slot, at), unit);
       });
 }
 

@@ -9,7 +9,8 @@ namespace farandole::cuda {
 template <typename E, Formula formula>
 FARANDOLE_DEVICE void nvls_fold_by(const NvlsFold& p) {
   if constexpr (kFoldedBySwitch<E, formula>) {
-    for (uint64_t i = grid_thread(); i < p.packs; i += grid_threads()) {
+    const Turns<uint64_t> turns = turns_of_grid();
+    for (uint64_t i = turns.first; i < p.packs; i += turns.step) {
       auto* const at = static_cast<Packed<E>*>(p.all) + i;
       store_to_all(at, scale_unit(load_folded<E, formula>(at), p.finish));
     }

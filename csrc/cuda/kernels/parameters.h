@@ -13,7 +13,9 @@ namespace farandole::cuda {
 /// Of a block. Kernels are right with any number; this is the one that they are compiled for.
 inline constexpr uint32_t kThreads = 256;
 
-/// So many blocks of any kernel are resident on a multiprocessor: registers are bounded by it.
+/// So many blocks of any kernel fit a multiprocessor: registers are bounded by it.
+inline constexpr uint32_t kFittingBlocks = 4;
+/// Of those, exchanges count on so many.
 inline constexpr uint32_t kResidentBlocks = 2;
 
 /// Who may share one exchange: a struct with three pointers for each is half of what a launch
@@ -219,7 +221,7 @@ struct Piece {
 };
 
 /// Elements that one block takes at a time. A piece has its own chunks, the last one is shorter.
-inline constexpr uint64_t kChunkElements = 16384;
+inline constexpr uint64_t kChunkElements = 4096;
 constexpr uint64_t chunks_of(uint64_t count) {
   return (count + kChunkElements - 1) / kChunkElements;
 }

@@ -6,10 +6,9 @@
 
 namespace farandole::cuda {
 
-/// `n` elements. Of sixteen bytes or more in 16-byte accesses, so aligned to that.
+/// `n` elements, a power of two, in one access; of more than sixteen bytes in several.
 template <typename E, uint32_t n>
-struct alignas(n * sizeof(BitsOfElement<E>) < 16 ? sizeof(BitsOfElement<E>) : 16) Unit {
-  static constexpr uint32_t kElements = n;
+struct alignas(n * sizeof(BitsOfElement<E>) < 16 ? n * sizeof(BitsOfElement<E>) : 16) Unit {
   BitsOfElement<E> bits[n];
 };
 
@@ -30,23 +29,35 @@ FARANDOLE_DEVICE Unit<E, n> fold_units(Formula formula, const Unit<E, n>& lower,
   return out;
 }
 
+// Functions apart take units as words: small elements would have a register each.
+
 /// For all formulas but the usual one.
-template <typename E, uint32_t n>
-FARANDOLE_DEVICE_APART Unit<E, n> fold_units_apart(Formula formula, Unit<E, n> lower,
-                                                   Unit<E, n> upper) {
-  return fold_units(formula, lower, upper);
+template <typename U>
+FARANDOLE_DEVICE_APART WordFor<U> fold_words_apart(Formula formula, WordFor<U> lower,
+                                                   WordFor<U> upper) {
+  return bits_as<WordFor<U>>(fold_units(formula, bits_as<U>(lower), bits_as<U>(upper)));
 }
 
 template <typename E, uint32_t n>
-FARANDOLE_DEVICE_APART Unit<E, n> scale_unit_apart(Unit<E, n> unit, const Scaling& by) {
+FARANDOLE_DEVICE Unit<E, n> scale_elements(Unit<E, n> unit, const Scaling& by) {
   FARANDOLE_UNROLL
   for (uint32_t i = 0; i < n; ++i) unit.bits[i] = scale_element<E>(unit.bits[i], by);
   return unit;
 }
+template <typename U>
+FARANDOLE_DEVICE_APART WordFor<U> scale_word_apart(WordFor<U> word, const Scaling& by) {
+  return bits_as<WordFor<U>>(scale_elements(bits_as<U>(word), by));
+}
 
+/// Of floats in place: a mean is as frequent as a sum, and a call would cost more.
 template <typename E, uint32_t n>
 FARANDOLE_DEVICE Unit<E, n> scale_unit(const Unit<E, n>& unit, const Scaling& by) {
-  return by.applies != 0 ? scale_unit_apart(unit, by) : unit;
+  using U = Unit<E, n>;
+  if (by.applies == 0) return unit;
+  if constexpr (std::is_integral_v<E>)
+    return bits_as<U>(scale_word_apart<U>(bits_as<WordFor<U>>(unit), by));
+  else
+    return scale_elements(unit, by);
 }
 
 /// Where `U` begins at element `at` of an array.
@@ -76,19 +87,55 @@ FARANDOLE_DEVICE Cut cut(uint64_t count, uint32_t offset, uint32_t element_bytes
   return {head, (count - head) / per_pack};
 }
 
-/// Thread `first` of `step`: calls packs(at) and ones(at) for its units; `at` in elements.
-template <typename Packs, typename Ones>
-FARANDOLE_DEVICE void for_units(uint64_t count, const Cut& by, uint32_t per_pack, uint64_t first,
-                                uint64_t step, Packs packs, Ones ones) {
-  for (uint64_t i = first; i < by.packs; i += step) packs(by.head + i * per_pack);
-  const uint64_t middle = by.packs * per_pack;
-  for (uint64_t i = first; i < count - middle; i += step) ones(i < by.head ? i : i + middle);
+/// Who of how many threads takes a unit. Below 2^32 of them, `Index` is uint32_t: addresses of
+/// several units take fewer registers.
+template <typename Index>
+struct Turns {
+  Index first, step;
+};
+FARANDOLE_DEVICE Turns<uint32_t> turns_of_block() { return {thread_index(), thread_count()}; }
+FARANDOLE_DEVICE Turns<uint64_t> turns_of_grid() {
+  return {uint64_t{block_index()} * thread_count() + thread_index(),
+          uint64_t{block_count()} * thread_count()};
 }
 
-/// Of all threads of the grid.
-FARANDOLE_DEVICE uint64_t grid_thread() {
-  return uint64_t{block_index()} * thread_count() + thread_index();
+/// write(i, read(i)) for the thread's i below `count`, `together` at a time: what they read is
+/// under way at once. The compiler would not do that by itself: it cannot know that what is
+/// written is not read next.
+template <uint32_t together, typename Index, typename Read, typename Write>
+FARANDOLE_DEVICE void for_each(Index count, const Turns<Index>& turns, Read read, Write write) {
+  FARANDOLE_LOOP
+  for (Index i = turns.first; i < count; i += together * turns.step) {
+    decltype(read(i)) held[together];
+    FARANDOLE_UNROLL
+    for (uint32_t k = 0; k < together; ++k) {
+      const Index next = i + k * turns.step;
+      held[k] = read(next < count ? next : i);  // behind the end once more: no branch between reads
+    }
+    FARANDOLE_UNROLL
+    for (uint32_t k = 0; k < together; ++k)
+      if (i + k * turns.step < count) write(i + k * turns.step, held[k]);
+  }
 }
-FARANDOLE_DEVICE uint64_t grid_threads() { return uint64_t{block_count()} * thread_count(); }
+
+/// Says how many elements a unit has.
+template <uint32_t n>
+struct Elements {};
+
+/// The same for the thread's units, of `n` elements or one: write(Elements<n>(), at,
+/// read(Elements<n>(), at)), `at` in elements.
+template <uint32_t together, uint32_t n, typename Index, typename Read, typename Write>
+FARANDOLE_DEVICE void for_units(uint64_t count, const Cut& by, const Turns<Index>& turns, Read read,
+                                Write write) {
+  const auto head = static_cast<Index>(by.head), packs = static_cast<Index>(by.packs);
+  const Index middle = packs * n, ones = static_cast<Index>(count) - middle;
+  for_each<together>(
+      packs, turns, [&](Index i) { return read(Elements<n>(), head + i * n); },
+      [&](Index i, const auto& held) { write(Elements<n>(), head + i * n, held); });
+  const auto place = [&](Index i) { return i < head ? i : i + middle; };
+  for_each<together>(
+      ones, turns, [&](Index i) { return read(Elements<1>(), place(i)); },
+      [&](Index i, const auto& held) { write(Elements<1>(), place(i), held); });
+}
 
 }  // namespace farandole::cuda

@@ -13,29 +13,39 @@ struct SquareRoot {
   }
 };
 
+template <typename U>
+struct UpdateUnits {
+  U values, gradients, states[kMostSlots];
+};
+
+template <typename U, int slots>
+FARANDOLE_DEVICE UpdateUnits<U> units_of(const UpdatePiece& piece, uint64_t at) {
+  UpdateUnits<U> of{load(unit_at<U>(piece.value, at)), load(unit_at<U>(piece.gradient, at)), {}};
+  FARANDOLE_UNROLL
+  for (int s = 0; s < slots; ++s) of.states[s] = load(unit_at<U>(piece.state[s], at));
+  return of;
+}
+
 template <typename E, uint32_t n, typename Rule>
-FARANDOLE_DEVICE void update_unit(const UpdatePiece& piece, const Rule& rule, uint64_t at) {
+FARANDOLE_DEVICE void update_units(const UpdatePiece& piece, const Rule& rule, uint64_t at,
+                                   UpdateUnits<Unit<E, n>> of) {
   using Wide = typename Element<E>::Wide;
   constexpr int kSlots = Rule::kSlots;
   const auto unit = [at](auto* array) { return unit_at<Unit<E, n>>(array, at); };
-  Unit<E, n> values = load(unit(piece.value)), states[kMostSlots] = {};
-  const Unit<E, n> gradients = load(unit(piece.gradient));
-  FARANDOLE_UNROLL
-  for (int s = 0; s < kSlots; ++s) states[s] = load(unit(piece.state[s]));
   FARANDOLE_UNROLL
   for (uint32_t i = 0; i < n; ++i) {
-    Wide value = Element<E>::widen(values.bits[i]), state[kMostSlots] = {};
+    Wide value = Element<E>::widen(of.values.bits[i]), state[kMostSlots] = {};
     FARANDOLE_UNROLL
-    for (int s = 0; s < kSlots; ++s) state[s] = Element<E>::widen(states[s].bits[i]);
-    rule(value, Element<E>::widen(gradients.bits[i]), state, SquareRoot());
-    values.bits[i] = Element<E>::narrow(value);
+    for (int s = 0; s < kSlots; ++s) state[s] = Element<E>::widen(of.states[s].bits[i]);
+    rule(value, Element<E>::widen(of.gradients.bits[i]), state, SquareRoot());
+    of.values.bits[i] = Element<E>::narrow(value);
     FARANDOLE_UNROLL
-    for (int s = 0; s < kSlots; ++s) states[s].bits[i] = Element<E>::narrow(state[s]);
+    for (int s = 0; s < kSlots; ++s) of.states[s].bits[i] = Element<E>::narrow(state[s]);
   }
-  store(unit(piece.value), values);
-  store(unit(piece.shared), values);
+  store(unit(piece.value), of.values);
+  store(unit(piece.shared), of.values);
   FARANDOLE_UNROLL
-  for (int s = 0; s < kSlots; ++s) store(unit(piece.state[s]), states[s]);
+  for (int s = 0; s < kSlots; ++s) store(unit(piece.state[s]), of.states[s]);
 }
 
 template <typename E, template <typename> typename Rule>
@@ -51,10 +61,14 @@ FARANDOLE_DEVICE void update_chunk(const UpdatePiece& piece, uint64_t first) {
                offset_in_pack(unit_at<One<E>>(piece.shared, first)) == offset;
   for (int s = 0; s < kSlots; ++s)
     alike = alike && offset_in_pack(unit_at<One<E>>(piece.state[s], first)) == offset;
-  for_units(
-      count, cut(count, offset, sizeof(BitsOfElement<E>), n, alike), n, thread_index(),
-      thread_count(), [&](uint64_t at) { update_unit<E, n>(piece, rule, first + at); },
-      [&](uint64_t at) { update_unit<E, 1>(piece, rule, first + at); });
+  for_units<1, n>(
+      count, cut(count, offset, sizeof(BitsOfElement<E>), n, alike), turns_of_block(),
+      [&]<uint32_t m>(Elements<m>, uint64_t at) {
+        return units_of<Unit<E, m>, kSlots>(piece, first + at);
+      },
+      [&]<uint32_t m>(Elements<m>, uint64_t at, const UpdateUnits<Unit<E, m>>& of) {
+        update_units<E, m>(piece, rule, first + at, of);
+      });
 }
 
 /// Blocks take chunks in turn.

@@ -56,7 +56,7 @@ void Exchange::fold_by_switch(const CudaPiece& piece) {
                      .abort = abort_word()};
   nvls_->kernel(folding.dtype)
       .launch(stream_of(piece.strand),
-              {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+              {.blocks = blocks_for(Work::lasting, bytes, {.processors = multiprocessors()}),
                .threads = kThreads},
               job);
 }

@@ -56,27 +56,24 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
   const StreamRef& stream = stream_of(strand);
   while (moves.size() > kFewMoves && tables_ && !captured_) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
-    uint64_t bits = 8, bytes = 0;
-    for (const Move& one : some) {
-      bits |= one.to | one.from | one.bytes;
-      bytes += one.bytes;
-    }
+    uint64_t bits = 8;
+    for (const Move& one : some) bits |= one.to | one.from | one.bytes;
     const auto width = static_cast<uint32_t>(bits & (~bits + 1));
     const auto pieces = tables_->put(stream, some, width, completions_);
     if (!pieces) break;
     const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
     kernel(kernel_name(what, dtype, dtype))
-        .launch(stream,
-                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
-                 .threads = kThreads},
-                *pieces);
+        .launch(
+            stream,
+            {.blocks = blocks_for_chunks(pieces->chunks, multiprocessors()), .threads = kThreads},
+            *pieces);
     moves = moves.subspan(some.size());
   }
   for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
 }
 
 uint64_t Exchange::scratch_bytes() const {
-  return norm_scratch(most_blocks_alone(multiprocessors()), kThreads) * sizeof(double);
+  return norm_scratch(most_lasting_blocks(multiprocessors()), kThreads) * sizeof(double);
 }
 
 /// Terms of this rank's part, to where the host will look for them.
@@ -102,7 +99,7 @@ void Exchange::norm(const CudaPiece& piece) {
                  static_cast<double*>(at_address(made)), static_cast<double*>(at_address(scratch)));
     kernel(kernel_name("norms", dtype))
         .launch(stream_of(piece.strand),
-                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+                {.blocks = blocks_for(Work::lasting, bytes, {.processors = multiprocessors()}),
                  .threads = kThreads},
                 job);
   }
@@ -157,11 +154,9 @@ void Exchange::update(const CudaPiece& piece) {
     const auto some = rest.first(std::min<size_t>(rest.size(), kMostUpdates));
     rest = rest.subspan(some.size());
     const Updates job = updates_of(some);
-    const uint64_t bytes = job.chunks * kChunkElements * size_of(dtype);
     kernel(kernel_name("update", dtype))
         .launch(stream_of(piece.strand),
-                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
-                 .threads = kThreads},
+                {.blocks = blocks_for_chunks(job.chunks, multiprocessors()), .threads = kThreads},
                 job);
   }
   // This rank alone has read that part of the others' buckets.

@@ -11,11 +11,6 @@
 namespace farandole::cuda {
 namespace {
 
-LaunchShape shape_for(const MeasuredDevice& device, uint64_t bytes) {
-  return {.blocks = blocks_for(Work::alone, bytes, {.processors = device.multiprocessors()}),
-          .threads = kThreads};
-}
-
 void measure_copy(MeasuredDevice& device, CudaMeasurement& m) {
   const auto dtype = static_cast<DType>(m.dtype);
   const MeasuredArray from = device.array(m.bytes, dtype, kMeasuredNumber);
@@ -48,7 +43,8 @@ void measure_bucket(MeasuredDevice& device, CudaMeasurement& m) {
   device.stream().copy(table.at(), here.address(), table.bytes);
   const DeviceFunction kernel = device.function(gathers ? kernel_name("gather", dtype, of_bucket)
                                                         : kernel_name("scatter", of_bucket, dtype));
-  const LaunchShape shape = shape_for(device, arrays.bytes);
+  const LaunchShape shape{.blocks = blocks_for_chunks(job.chunks, device.multiprocessors()),
+                          .threads = kThreads};
   m.moved = arrays.bytes + bucket.bytes;
   m.device_seconds =
       device.best_round(m.rounds, [&] { kernel.launch(device.stream(), shape, job); });
@@ -72,7 +68,8 @@ void measure_fold(MeasuredDevice& device, CudaMeasurement& m) {
       .peers = {},
       .fold = fold_of(sources, {&destination, 1}, 0, m.bytes / size_of(dtype), {.dtype = dtype})};
   const DeviceFunction kernel = device.function(kernel_name("two_shot", dtype));
-  const LaunchShape shape = shape_for(device, m.bytes);
+  const Room room{.processors = device.multiprocessors()};
+  const LaunchShape shape{.blocks = blocks_for(Work::alone, m.bytes, room), .threads = kThreads};
   m.moved = (size + 1) * m.bytes;
   m.device_seconds =
       device.best_round(m.rounds, [&] { kernel.launch(device.stream(), shape, job); });
