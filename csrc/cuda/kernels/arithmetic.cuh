@@ -17,9 +17,17 @@ namespace farandole::cuda {
 using Float16 = NarrowFloat<kFloat16>;
 using BFloat16 = NarrowFloat<kBFloat16>;
 
-FARANDOLE_DEVICE uint32_t bfloat16_from_float32(float value) {
+/// In the upper half; below it is what is left of rounding.
+FARANDOLE_DEVICE uint32_t rounded_to_bfloat16(float value) {
   const uint32_t bits = value == value ? bits_as<uint32_t>(value) : 0x7fc00000;
-  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
+// Two in a word, the first one below: one instruction takes either out, and one joins them.
+FARANDOLE_DEVICE float first_bfloat16(uint32_t pair) { return bits_as<float>(pair << 16); }
+FARANDOLE_DEVICE float second_bfloat16(uint32_t pair) { return bits_as<float>(pair & 0xffff0000); }
+FARANDOLE_DEVICE uint32_t bfloat16_pair(float first, float second) {
+  return rounded_to_bfloat16(first) >> 16 | (rounded_to_bfloat16(second) & 0xffff0000);
 }
 
 /// Smaller of floats. Neither smaller: equal, where OR changes nothing but makes a negative zero of
@@ -69,7 +77,7 @@ struct Element<BFloat16> : FloatFormulas<float, uint32_t> {
   using Wide = float;
   FARANDOLE_DEVICE static float widen(Bits bits) { return bits_as<float>(uint32_t{bits} << 16); }
   FARANDOLE_DEVICE static Bits narrow(float value) {
-    return static_cast<Bits>(bfloat16_from_float32(value));
+    return static_cast<Bits>(rounded_to_bfloat16(value) >> 16);
   }
 };
 

@@ -8,10 +8,10 @@
 
 namespace farandole::cuda {
 
-#define KERNEL(name, Parameters, function)                               \
-  extern "C" __global__ void __launch_bounds__(kThreads, kFittingBlocks) \
-      name(const __grid_constant__ Parameters p) {                       \
-    function(p);                                                         \
+#define KERNEL(name, Parameters, function)                                           \
+  extern "C" __global__ void __launch_bounds__(kThreads, kFittingBlocks<Parameters>) \
+      name(const __grid_constant__ Parameters p) {                                   \
+    function(p);                                                                     \
   }
 #include "cuda/kernels/table.h"
 #undef KERNEL

@@ -13,10 +13,13 @@ namespace farandole::cuda {
 /// Of a block. Kernels are right with any number; this is the one that they are compiled for.
 inline constexpr uint32_t kThreads = 256;
 
-/// So many blocks of any kernel fit a multiprocessor: registers are bounded by it.
-inline constexpr uint32_t kFittingBlocks = 4;
-/// Of those, exchanges count on so many.
+/// So many blocks of any kernel are resident on a multiprocessor.
 inline constexpr uint32_t kResidentBlocks = 2;
+
+/// So many of kernels with these parameters: registers are bounded by it. Those that move most have
+/// more threads, since what these have under way is what memory is kept busy by.
+template <typename Parameters>
+inline constexpr uint32_t kFittingBlocks = kResidentBlocks;
 
 /// Who may share one exchange: a struct with three pointers for each is half of what a launch
 /// takes.
@@ -74,6 +77,8 @@ struct TwoShot {
   Peers peers;
   Fold fold;
 };
+template <>
+inline constexpr uint32_t kFittingBlocks<TwoShot> = 4;
 
 /// farandole_one_shot_<dtype>: an all-reduce in which every rank hands its input to all and folds
 /// alone. Input and output may be any memory of this device, and the same. NEEDS ALL RANKS' KERNELS
@@ -236,6 +241,8 @@ struct Pieces {
   uint64_t chunks = 0;  // of all pieces
   Scaling scaling;
 };
+template <>
+inline constexpr uint32_t kFittingBlocks<Pieces> = 4;
 
 /// What an update does to a stretch of one parameter. No two of the arrays overlap, but `shared`
 /// may be the gradient.
@@ -262,6 +269,8 @@ struct Updates {
   uint64_t chunks = 0;  // of all pieces
   UpdatePiece pieces[kMostUpdates];
 };
+template <>
+inline constexpr uint32_t kFittingBlocks<Updates> = 3;
 static_assert(sizeof(Updates) <= 4096);
 
 /// A stretch of one parameter, of which a norm is taken.

@@ -19,6 +19,20 @@ inline constexpr uint32_t kPerPack = 16 / sizeof(BitsOfElement<E>);
 template <typename E>
 using Packed = Unit<E, kPerPack<E>>;
 
+FARANDOLE_DEVICE Packed<BFloat16> fold_units(Formula formula, const Packed<BFloat16>& lower,
+                                             const Packed<BFloat16>& upper) {
+  const Pack a = bits_as<Pack>(lower), b = bits_as<Pack>(upper);
+  const auto fold = [formula](float x, float y) { return Element<BFloat16>::fold(formula, x, y); };
+  Pack out;
+  FARANDOLE_UNROLL
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t x = a.words[i], y = b.words[i];
+    out.words[i] = bfloat16_pair(fold(first_bfloat16(x), first_bfloat16(y)),
+                                 fold(second_bfloat16(x), second_bfloat16(y)));
+  }
+  return bits_as<Packed<BFloat16>>(out);
+}
+
 template <typename E, uint32_t n>
 FARANDOLE_DEVICE Unit<E, n> fold_units(Formula formula, const Unit<E, n>& lower,
                                        const Unit<E, n>& upper) {
@@ -36,6 +50,14 @@ template <typename U>
 FARANDOLE_DEVICE_APART WordFor<U> fold_words_apart(Formula formula, WordFor<U> lower,
                                                    WordFor<U> upper) {
   return bits_as<WordFor<U>>(fold_units(formula, bits_as<U>(lower), bits_as<U>(upper)));
+}
+
+FARANDOLE_DEVICE Packed<BFloat16> scale_elements(const Packed<BFloat16>& unit, const Scaling& by) {
+  Pack pack = bits_as<Pack>(unit);
+  FARANDOLE_UNROLL
+  for (uint32_t& pair : pack.words)
+    pair = bfloat16_pair(first_bfloat16(pair) * by.float32, second_bfloat16(pair) * by.float32);
+  return bits_as<Packed<BFloat16>>(pack);
 }
 
 template <typename E, uint32_t n>
