@@ -27,7 +27,7 @@ struct Config {
   std::string algorithm;             // FARANDOLE_ALGORITHM
   std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, or a way (devices/device_paths)
   std::string nccl = "auto";         // FARANDOLE_NCCL: auto, off, a file
-  size_t device_bucket_bytes = 16 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES
+  size_t device_bucket_bytes = 32 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES
   size_t staged_piece_bytes = 4 << 20;    // FARANDOLE_STAGED_PIECE_BYTES
   std::string tuning = "auto";            // FARANDOLE_TUNING: auto, kept, off, a file
   std::string check_weights = "first";    // FARANDOLE_CHECK_WEIGHTS: first, off, a number

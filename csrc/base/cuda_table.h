@@ -61,6 +61,7 @@ struct CudaShare {
   char device[16];
   int32_t multiprocessors;
   int32_t by_handle;
+  int32_t takes_turns;  // with other processes on the device
   char handle[64];
 };
 
@@ -320,6 +321,9 @@ struct CudaTable {
   /// `number`: reached when all of it is done.
   int32_t (*end)(CudaExchange* exchange, CudaMoments* moments, uint32_t* number,
                  CudaFailure* failure);
+  /// Once all peers are mapped, the same on all ranks: whether some of them are processes that take
+  /// turns on a device, by slices of milliseconds.
+  int32_t (*take_turns)(const CudaExchange* exchange);
   /// Whether another piece, or another operation, does not fill a stream: the driver would hold up
   /// whoever puts it there until all ranks' devices have gone on. Asks the driver nothing.
   int32_t (*has_room)(const CudaExchange* exchange);

@@ -92,7 +92,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
                               size_t spin_bytes, const std::string& setting,
                               const std::string& dtype, const std::string& level,
                               const std::string& no_nccl, const std::string& no_nvls, int lanes,
-                              size_t piece_bytes, size_t staged_piece_bytes) {
+                              size_t piece_bytes, size_t staged_piece_bytes, bool take_turns) {
   const CollectiveSpec spec{.kind = collective_of(collective)};
   const bool has_shares = !is_cut_by_elements(spec.kind) && spec.kind != Collective::reduce_scatter;
   const size_t count = bytes / size_of(dtype_of(dtype));
@@ -106,6 +106,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
   question.spin_bytes = spin_bytes;
   if (piece_bytes > 0) question.lanes = {lanes, piece_bytes};
   question.staged_piece = staged_piece_bytes;
+  question.take_turns = take_turns;
   py::list rows;
   for (const DeviceCandidate& c : explain_devices(question)) {
     py::dict d;
@@ -160,13 +161,12 @@ void bind_tuner(py::module_& module) {
       py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
       py::arg("dtype") = "float32", py::arg("level") = "canonical", py::arg("no_nccl") = "",
       py::arg("no_nvls") = "", py::arg("lanes") = 0, py::arg("piece_bytes") = 0,
-      py::arg("staged_piece_bytes") = 0,
+      py::arg("staged_piece_bytes") = 0, py::arg("take_turns") = false,
       "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
       "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl, "
       "no_nvls: why there is no NCCL, and no switch that folds; lanes, piece_bytes: of schedules "
       "that kernels which run at once can take; staged_piece_bytes: of those in which long arrays "
-      "go "
-      "by the host, 0: as a whole.");
+      "go by the host, 0: as a whole; take_turns: ranks on a device, by slices of its time.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

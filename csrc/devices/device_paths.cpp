@@ -16,6 +16,7 @@ namespace {
 // measured. Seconds, and bytes per second.
 constexpr double kCall = 2e-6;     // of the driver
 constexpr double kMeeting = 3e-6;  // of ranks, by flags
+constexpr double kSlice = 2.4e-3;  // of a device's time, before another process has it (an H200)
 constexpr double kHop = 1e-6;      // from one rank to the next, within a kernel
 constexpr double kHostRoundTrip =
     3e-5;                            // two copies' latencies, a doorbell, and a thread that wakes
@@ -69,7 +70,8 @@ double sent_bytes(const DeviceQuestion& q) {
 
 double step_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
-  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
+  const double meeting = q.take_turns ? (q.ranks - 1) * kSlice : kMeeting;
+  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * meeting + 4 * bytes / kDevice +
          sent_bytes(q) / kPeers;
 }
 

@@ -37,6 +37,7 @@ struct DeviceQuestion {
   Shape shape{};            // as schedules are for; its counts live as long
   CudaLaneRoom lanes{};     // no lanes: there is no such kernel for schedules
   size_t staged_piece = 0;  // bytes of those in which a long array goes by the host; 0: as a whole
+  bool take_turns = false;  // ranks that share a device run there by slices of its time
   bool apart = false;       // it is of several arrays that travel as one
   DeviceAsked asked{};      // whose words live as long
 };

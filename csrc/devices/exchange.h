@@ -74,6 +74,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
     return state;
   }
 
+  /// Whether some ranks' processes take turns on a device. Costs nothing.
+  bool take_turns() const { return library_.take_turns(exchange_.get()) != 0; }
   /// Whether another piece does not hold up whoever launches it. Costs nothing.
   bool has_room() const { return library_.has_room(exchange_.get()) != 0; }
   /// Costs nothing. Any thread.

@@ -191,6 +191,7 @@ void StepBackend::choose() {
   question.spin_bytes = spin_bytes();
   question.staged_piece = engine_.options().staged_piece_bytes;
   question.apart = !arrays_->together.empty();
+  question.take_turns = no_buckets_.empty() && exchange_->take_turns();
   if (no_buckets_.empty()) question.lanes = exchange_->lane_room(is_asked(DeviceWay::lanes));
   way_ = choose_device_way(question);
   if (way_ == DeviceWay::lanes) {

@@ -42,7 +42,7 @@ struct EngineOptions {
   BackendMaker schedules;                 // runs what that cannot
   BackendMaker eager;                     // of several hosts: runs small operations instead of them
   std::string device_path = "auto";       // auto, or a way (devices/device_paths)
-  size_t device_bucket_bytes = 16 << 20;  // of a device, for one piece of a collective
+  size_t device_bucket_bytes = 32 << 20;  // of a device, for one piece of a collective
   size_t staged_piece_bytes = 4 << 20;    // of a long array on a device that goes by the host
   bool pairs_by_schedules = false;        // direct runs nothing between two ranks either
   ConnectMaker channels;                  // none: ranks exchange no messages

@@ -540,3 +540,23 @@ def leaves_early() -> None:
 
 def test_who_ends_a_world_leaves_its_streams_the_interpreter(by_steps: Start) -> None:
     by_steps(2).run(leaves_early)
+
+
+def ways(count: int) -> str:
+    rank = Rank()
+    x, y = rank.array(count, "float32"), rank.array(count, "float32")
+    for _ in range(2):
+        fd.all_reduce(x, out=y)
+    path = fd.world().last_path
+    rank.end()
+    return path
+
+
+@pytest.mark.parametrize(("mps", "goes_there"), [("0", False), ("1", True)])
+def test_ranks_that_take_turns_on_a_device_go_by_the_host(
+    by_steps: Start, mps: str, goes_there: bool
+) -> None:
+    """Where nobody asks for steps: each meeting would cost slices of the device's time."""
+    env = {"FARANDOLE_DEVICE_PATH": "auto", "FAKE_CUDA_MPS": mps}
+    paths = by_steps(2, **env, FARANDOLE_DEVICE_BUCKET_BYTES="4194304").run(ways, 1 << 20)
+    assert [path == "step" for path in paths] == [goes_there] * 2, paths

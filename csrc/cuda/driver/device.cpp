@@ -24,6 +24,7 @@ enum Attribute : int {
   kVirtualMemory = 102,
   kDescriptors = 103,
   kMulticast = 132,
+  kByMps = 133,  // CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 };
 
 /// Asks for one thing after the other about one device.
@@ -39,6 +40,14 @@ class Questions {
     int value = 0;
     check(functions_.DeviceGetAttribute(&value, attribute, device_), "cuDeviceGetAttribute");
     return value;
+  }
+  /// Of one that drivers before CUDA 12 do not know.
+  bool is_known_and_set(Attribute attribute) const {
+    int value = 0;
+    const DriverCode code = functions_.DeviceGetAttribute(&value, attribute, device_);
+    if (code == kInvalidValue) return false;
+    check(code, "cuDeviceGetAttribute");
+    return value != 0;
   }
   std::string name() const {
     std::array<char, 256> text{};
@@ -134,6 +143,7 @@ DeviceProperties device_properties(const Driver& driver, int ordinal) {
   // Drivers without its functions do not know the attribute either.
   found.multicast =
       found.descriptors && functions.have_multicast() && ask.attribute(kMulticast) != 0;
+  found.by_mps = ask.is_known_and_set(kByMps);
   found.cooperative = ask.attribute(kCooperativeLaunch) != 0;
   found.registers_host_memory = ask.attribute(kHostRegister) != 0;
   found.integrated = ask.attribute(kIntegrated) != 0;

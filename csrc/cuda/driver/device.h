@@ -27,6 +27,7 @@ struct DeviceProperties {
   int threads_per_block = 0, threads_per_multiprocessor = 0;
   size_t shared_bytes_per_block = 0;  // at most, where a function asks for it
   bool descriptors = false;           // memory can be exported as a file descriptor
+  bool by_mps = false;                // processes that share it do not take turns on it
   bool multicast = false;             // a switch folds and spreads what devices have bound to it
   bool cooperative = false;           // cooperative launches
   bool registers_host_memory = false;

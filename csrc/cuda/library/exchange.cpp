@@ -72,6 +72,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       mappings_(context),
       peers_(size_),
       devices_(size_, context->device().uuid),
+      processes_(size_, takes_turns() ? own_process() : 0),
       least_multiprocessors_(multiprocessors()),
       arrivals_(context),
       abort_(context, sizeof(uint32_t)),
@@ -151,7 +152,17 @@ uint32_t Exchange::multiprocessors() const {
   return static_cast<uint32_t>(context_->device().multiprocessors);
 }
 
-void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors) {
+bool Exchange::takes_turns() const { return !context_->device().by_mps; }
+
+bool Exchange::take_turns() const {
+  for (uint32_t one = 0; one < size_; ++one)
+    for (uint32_t other = 0; other < one; ++other)
+      if (devices_[one] == devices_[other] && processes_[one] != processes_[other]) return true;
+  return false;
+}
+
+void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors,
+                   bool takes_turns) {
   if (theirs.bytes < bucket_bytes())
     throw Error(ErrorCode::internal, "a peer's bucket is smaller than ours");
   if (await_ && theirs.device == context_->device().uuid)
@@ -160,6 +171,7 @@ void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiproc
                     " cannot let streams wait for words, and other ranks have it, too",
                 {}, "let each rank have a device of its own");
   devices_.at(rank) = theirs.device;
+  processes_.at(rank) = takes_turns ? theirs.id.process : 0;
   least_multiprocessors_ = std::min(least_multiprocessors_, multiprocessors);
   if (theirs.id.process != own_process()) {
     peers_.at(rank) = mappings_.map(theirs);

@@ -64,7 +64,12 @@ class Exchange {
   /// Then: what the others need of it.
   MemoryExport share() const { return bucket_->share(); }
   uint32_t multiprocessors() const;
-  void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors);
+  void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors,
+           bool takes_turns = false);
+  /// This process, with others on its device.
+  bool takes_turns() const;
+  /// Whether any ranks do so with each other; once all are mapped.
+  bool take_turns() const;
   /// Drains, and maps no bucket but its own any more; nothing begins afterwards.
   void let_go_of_peers() noexcept;
 
@@ -176,7 +181,8 @@ class Exchange {
       bucket_;  // flags, the same for kernels that spin, those of lanes, mailbox, parts of strands
   PeerMappings mappings_;
   std::vector<std::shared_ptr<const DeviceAddress>> peers_;  // by rank, this one included
-  std::vector<DeviceUuid> devices_;                          // of the peers
+  std::vector<DeviceUuid> devices_;                          // by rank
+  std::vector<uint64_t> processes_;                          // likewise; 0: it takes no turns
   uint32_t least_multiprocessors_;
   std::optional<CapturedSteps> captured_;
   Arrivals arrivals_;

@@ -65,6 +65,7 @@ int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor
              {},
              static_cast<int32_t>(exchange->exchange.multiprocessors()),
              shared.kind == ExportKind::ipc ? 1 : 0,
+             exchange->exchange.takes_turns() ? 1 : 0,
              {}};
     std::memcpy(mine->device, shared.device.bytes, sizeof mine->device);
     static_assert(sizeof mine->handle == sizeof shared.handle);
@@ -88,7 +89,8 @@ int32_t map_peer(CudaExchange* exchange, int32_t rank, const CudaShare* theirs, 
       shared.descriptor = Fd(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
     }
     exchange->exchange.map(static_cast<uint32_t>(rank), shared,
-                           static_cast<uint32_t>(theirs->multiprocessors));
+                           static_cast<uint32_t>(theirs->multiprocessors),
+                           theirs->takes_turns != 0);
     return 1;
   });
 }
@@ -162,6 +164,8 @@ int32_t end(CudaExchange* exchange, CudaMoments* moments, uint32_t* number, Cuda
     return 1;
   });
 }
+
+int32_t take_turns(const CudaExchange* exchange) { return exchange->exchange.take_turns(); }
 
 int32_t has_room(const CudaExchange* exchange) { return exchange->exchange.has_room(); }
 
@@ -333,6 +337,7 @@ void add_exchanging(CudaTable& table) {
   table.lane_room = lane_room;
   table.run_lanes = run_lanes;
   table.end = end;
+  table.take_turns = take_turns;
   table.has_room = has_room;
   table.is_complete = is_complete;
   table.times_of = times_of;

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/clock.h"
 #include "cuda/library/kernel_image.h"
 
 namespace farandole::cuda {
 namespace {
 
 constexpr int kBatches = 5;
+constexpr std::chrono::seconds kPatience{5};
 constexpr size_t kWord = sizeof(uint32_t);
 
 /// The number as it fills words of memory.
@@ -58,7 +60,10 @@ double MeasuredDevice::seconds_of(const std::function<void()>& launch) {
   begin_.record(stream_);
   launch();
   end_.record(stream_);
-  end_.synchronize();
+  for (const Deadline deadline = Deadline::after(kPatience); !end_.complete();)
+    if (deadline.passed(now()))
+      throw Error(ErrorCode::stalled, "the device has not come to the end of what is measured in " +
+                                          std::to_string(kPatience.count()) + " s");
   return end_.milliseconds_since(begin_) / 1e3;
 }
 

@@ -151,7 +151,29 @@ int MeasuredRanks::rounds_behind_gate() const {
 
 /// All rounds are in the streams when the gate opens, so launches are no part of what is measured.
 double MeasuredRanks::batch() {
-  const int rounds = rounds_behind_gate();
+  try {
+    return try_batch(rounds_behind_gate());
+  } catch (const Error& error) {
+    const std::string late = whom_others_wait_for();
+    for (Rank& rank : ranks_) rank.exchange.drain();  // so that their streams come to an end
+    throw Error(error.code(), error.verdict() + late);
+  }
+}
+
+/// As the ranks' flags tell it, for people.
+std::string MeasuredRanks::whom_others_wait_for() {
+  RankBits late = 0;
+  for (int looks = 0; looks < 3; ++looks) {  // the first one only asks
+    for (Rank& rank : ranks_) late |= rank.exchange.look_for_late().value_or(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::string text;
+  for (uint32_t r = 0; r < ranks_.size(); ++r)
+    if ((late >> r & 1) != 0) text += " " + std::to_string(r);
+  return text.empty() ? "; no rank is waited for" : "; not reached by ranks" + text;
+}
+
+double MeasuredRanks::try_batch(int rounds) {
   ++closed_at_;
   launched_.store(0);
   if (has_gate_) device_.stream().wait(gate_.address(), closed_at_);

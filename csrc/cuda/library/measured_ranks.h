@@ -43,6 +43,8 @@ class MeasuredRanks {
   void run(uint32_t at, uint64_t begin, uint64_t bytes, int32_t strand, CudaPiece piece);
   int rounds_behind_gate() const;
   double batch();
+  double try_batch(int rounds);
+  std::string whom_others_wait_for();
   void all_ranks(const std::function<void(uint32_t)>& act);
   void open_gate();
 

@@ -36,6 +36,7 @@ def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
         dtype=asked["dtype"], level=asked["level"], no_nccl=_why_no_nccl(asked),
         no_nvls=_why_no_nvls(asked), lanes=lanes, piece_bytes=_PIECE_BYTES,
         staged_piece_bytes=int(setting("FARANDOLE_STAGED_PIECE_BYTES")),
+        take_turns=shared and ranks > 1,
     )  # fmt: skip
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
@@ -82,7 +83,7 @@ def _show(facts: dict[str, Any]) -> None:
     from farandole.cli._terminal import print_table
 
     q = facts["question"]
-    whose = "one device" if q["memory"] == "shared-device" else "a device each"
+    whose = "one device, without MPS" if q["memory"] == "shared-device" else "a device each"
     title = (
         f"{q['collective']} of {format_size(q['bytes'])} {q['dtype']}, {q['ranks']} ranks of this "
         f"host with {whose}: {facts['choice']}"

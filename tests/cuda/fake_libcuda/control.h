@@ -7,6 +7,7 @@
 //   jitter 0           a seed: streams sleep a little before they do anything
 //   memory_operations 1   streams wait for words and write them
 //   stream_room 1020      calls that a stream holds before it holds up the next (an H200's driver)
+//   mps 1              processes that share a device take no turns there
 //   multicast 0        a switch folds what devices have bound to multicast objects
 //   deinitialized 0    every call is answered as at the end of a process
 //   fail ""            "cuMemCreate#2=2,cuStreamQuery#1=700": see fail()

@@ -103,6 +103,7 @@ FAKE_CUDA cuDeviceGetAttribute(int* value, int attribute, int device) {
         {102, config.virtual_memory},
         {103, config.virtual_memory},
         {132, config.multicast},
+        {133, config.mps},
     };
     const auto found = attributes.find(attribute);
     if (found == attributes.end()) return kInvalidValue;

@@ -39,7 +39,7 @@ void add_failures(State& all, const std::string& text) {
 void read_environment(State& all) {
   for (const char* name : {"devices", "version", "capability", "memory", "name", "virtual_memory",
                            "host_register", "peers", "lacks", "jitter", "deinitialized", "fail",
-                           "memory_operations", "stream_room", "multicast"}) {
+                           "memory_operations", "stream_room", "multicast", "mps"}) {
     std::string variable = "FAKE_CUDA_";
     for (const char* c = name; *c != 0; ++c) variable += static_cast<char>(std::toupper(*c));
     if (const char* value = std::getenv(variable.c_str())) configure(all, name, value);
@@ -127,6 +127,8 @@ void configure(State& all, const std::string& name, const std::string& value) {
     config.memory_operations = number != 0;
   else if (name == "stream_room")
     config.stream_room = static_cast<size_t>(number);
+  else if (name == "mps")
+    config.mps = number != 0;
   else if (name == "multicast")
     config.multicast = number != 0;
   else if (name == "deinitialized")

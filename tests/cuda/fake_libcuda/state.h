@@ -137,7 +137,7 @@ struct Config {
   size_t memory = size_t{1} << 30;
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
-  bool memory_operations = true, multicast = false;
+  bool memory_operations = true, multicast = false, mps = true;
   size_t stream_room = 1020;
   uint64_t jitter = 0;
 };
