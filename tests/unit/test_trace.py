@@ -40,6 +40,12 @@ class Part:
         about = {"stream": GRADIENTS, "sequence": sequence, "ready": ready}
         return self.add("device", DEVICE, begin, end, f"bucket {sequence}", **about)
 
+    def used(self, sequence: int, begin: float, end: float) -> Part:
+        """The end of a step on the host."""
+        about = {"stream": GRADIENTS, "sequence": sequence, "bytes": 8, "path": "ll"}
+        about |= {"collective": "all_reduce", "launched": begin}
+        return self.add("operation", STREAM, begin, end, "used", **about)
+
     def step(self, begin: float, end: float) -> Part:
         return self.add("step", STEPS, begin, end, "step", stream=GRADIENTS)
 
@@ -109,16 +115,29 @@ def test_a_summary_measures_steps_waits_and_overlap(tmp_path: Path) -> None:
     assert found.final_wait_per_step == 60
 
 
+DEVICE_STEPS = [  # of two buckets each: ready, begin, end
+    ((100, 200, 240), (101, 300, 350)),
+    ((400, 400, 440), (450, 452, 462)),
+    ((500, 502, 560), (542, 560, 567)),
+]
+
+
 def test_overlap_on_a_device_is_what_was_done_before_its_last_gradient(tmp_path: Path) -> None:
-    """Of two steps the first has 20 µs of 70 after its last gradient, the other one 10 of 10."""
-    part = Part(0, size=1).step(0, 20).on_device(1, 100, 100, 150).on_device(2, 150, 150, 170)
-    part.add("operation", STREAM, 10, 11, "used", stream=GRADIENTS, sequence=3, collective="",
-             path="", bytes=8, launched=9)  # fmt: skip
-    part.step(30, 40).on_device(4, 300, 300, 310).write(tmp_path)
+    """The host ends all steps before the device begins one. In the first, which sets up, each of
+    90 µs comes after the last gradient, with a gap; then it is 10 of 50, and 25 of 65."""
+    part = Part(0, size=1)
+    for step, (first, second) in enumerate(DEVICE_STEPS):
+        host, sequence = 20 * step, 1 + 3 * step
+        part.step(host, host + 10).on_device(sequence, *first).on_device(sequence + 1, *second)
+        part.used(sequence + 2, host + 9, host + 10)
+    part.write(tmp_path)
     found = _trace.summary(tmp_path)
-    assert (found.by_rank[0].on_devices, found.by_rank[0].after_the_last) == (80, 30)
-    assert found.device_overlap == pytest.approx(1 - 30 / 80)
-    assert "after the last gradient" in _trace.render(found)
+    rank = found.by_rank[0]
+    assert (rank.on_devices, rank.after_the_last, rank.most_after_the_last) == (65, 25, 90)
+    assert found.device_overlap == rank.device_overlap == pytest.approx(1 - 25 / 65)
+    text = _trace.render(found)
+    assert "after the last gradient" in text
+    assert "tell of the host" in text
 
 
 def test_a_summary_names_who_is_late(tmp_path: Path) -> None:

@@ -82,6 +82,16 @@ def test_a_merged_trace_is_by_rank_0s_clock(tmp_path: Path) -> None:
     assert merged["otherData"]["clocks_within_us"] == {"b": 9.0}
 
 
+def test_moments_of_a_device_are_by_rank_0s_clock_too(tmp_path: Path) -> None:
+    directory = two_hosts(tmp_path)
+    Part(1, host="b").on_device(1, 1e9 + 20, 1e9 + 30, 1e9 + 50).write(directory)
+    (read,) = _trace.load(directory).parts[1].on_devices
+    assert (read.ready, read.begin, read.end) == (20, 30, 50)
+    merged = json.loads(_trace.merge(directory).read_text())
+    (shown,) = (e for e in merged["traceEvents"] if e.get("cat") == "device")
+    assert (shown["args"]["ready"], shown["ts"], shown["dur"]) == (20, 30, 20)
+
+
 def test_a_summary_is_by_rank_0s_clock_and_says_how_well(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,8 @@ def lined_up(line: bytes, clock: Clock) -> bytes:
     if "dur" in event:
         begin, end = float(event["ts"]), float(event["ts"]) + float(event["dur"])
         event["dur"] = round(clock.to_rank_0(end) - clock.to_rank_0(begin), 3)
-    for place, name in ((event, "ts"), (event.get("args", {}), "launched")):
+    says = event.get("args", {})
+    for place, name in ((event, "ts"), (says, "launched"), (says, "ready")):
         if name in place:
             place[name] = round(clock.to_rank_0(float(place[name])), 3)
     return json.dumps(event, separators=(",", ":")).encode()

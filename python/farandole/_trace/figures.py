@@ -46,8 +46,9 @@ class RankSummary:
     operations: int
     failed_operations: int
     reduced_bytes: int
-    on_devices: float  # any gradients in a device's streams: union of begin to done
-    after_the_last: float  # of steps: from when the last gradients were ready on the device
+    on_devices: float  # of a step, median: any gradients in a device's streams, begin to done
+    after_the_last: float  # the part of it after the step's last gradients were ready there, median
+    most_after_the_last: float  # of any step
     device_overlap: float | None
     last_to_arrive: int = 0  # operations that it entered after all others
     late_by_median: float = 0.0  # after the last but one, in these
@@ -137,7 +138,9 @@ def _of_rank(part: Part) -> RankSummary:
     final = sum(union(spans) for spans in part.final_waits.values())
     waits = sum(union(spans) for spans in part.waits.values())
     gradients = [(o.launched, o.end) for o in part.operations if o.stream in part.step_streams]
-    on_devices, after_the_last = _on_devices(part)
+    on_devices = _on_devices(part) or [(0.0, 0.0)]
+    reduced_there = median(busy for busy, _ in on_devices)
+    after_the_last = median(after for _, after in on_devices)
     reducing = [o for o in part.operations if o.collective in ("all_reduce", "reduce_scatter")]
     return RankSummary(
         rank=part.header.rank,
@@ -153,15 +156,18 @@ def _of_rank(part: Part) -> RankSummary:
         operations=len(part.operations),
         failed_operations=sum(o.failed for o in part.operations),
         reduced_bytes=sum(o.bytes for o in reducing if not o.failed),
-        on_devices=on_devices,
+        on_devices=reduced_there,
         after_the_last=after_the_last,
-        device_overlap=overlap_share(after_the_last, on_devices),
+        most_after_the_last=max(after for _, after in on_devices),
+        device_overlap=overlap_share(after_the_last, reduced_there),
     )
 
 
-def _on_devices(part: Part) -> tuple[float, float]:
-    """How long gradients were in devices' streams, and for how much of that no more were to come
-    in their step."""
+def _on_devices(part: Part) -> list[tuple[float, float]]:
+    """Of each step, how long devices reduced, and for how much of that all gradients were ready.
+
+    The host runs ahead of devices: its sequence numbers tell steps apart, its times do not.
+    """
     steps: dict[tuple[str, int], list[OnDevice]] = {}
     ends = {
         stream: sorted(
@@ -173,11 +179,15 @@ def _on_devices(part: Part) -> tuple[float, float]:
         if one.stream in ends:
             step = bisect(ends[one.stream], one.sequence)
             steps.setdefault((one.stream, step), []).append(one)
-    busy = [union((one.begin, one.end) for one in step) for step in steps.values()]
-    left = [
-        max(one.end for one in step) - max(one.ready for one in step) for step in steps.values()
-    ]
-    return sum(busy), sum(max(0.0, time) for time in left)
+    return [(_reducing(step), _reducing(step, _last_ready(step))) for step in steps.values()]
+
+
+def _last_ready(step: Iterable[OnDevice]) -> float:
+    return max(one.ready for one in step)
+
+
+def _reducing(step: Iterable[OnDevice], since: float = float("-inf")) -> float:
+    return union((max(one.begin, since), max(one.end, since)) for one in step)
 
 
 def together(parts: Iterable[Part]) -> list[list[Operation]]:

@@ -74,6 +74,11 @@ def _notes(found: Summary) -> list[str]:
             f"note: {found.lost_events} older events were overwritten; this is about the time "
             "after them"
         )
+    if found.device_overlap is not None:
+        notes.append(
+            "note: gradients were reduced on devices: step, final wait, on their way and overlap "
+            "tell of the host, which does not wait for them"
+        )
     if found.clocks_within:
         worst = _time(max(found.clocks_within.values()))
         hosts = ", ".join(found.clocks_within)
@@ -112,13 +117,14 @@ def _tables(found: Summary) -> Iterator[str]:
     )
     if found.device_overlap is not None:
         yield plain_table(
-            "on devices, by their own clocks (sums over all steps)",
-            ("rank", "reducing", "after the last gradient", "overlap"),
+            "on devices, by their own clocks (per step: median)",
+            ("rank", "reducing", "after the last gradient", "at most", "overlap"),
             [
                 (
                     str(r.rank),
                     _time(r.on_devices),
                     _time(r.after_the_last),
+                    _time(r.most_after_the_last),
                     _share(r.device_overlap),
                 )
                 for r in found.by_rank
