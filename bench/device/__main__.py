@@ -12,14 +12,20 @@ starts it once more with the same file. What needs a framework says so where the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import mps
 
 from report import Report
 
@@ -35,13 +41,19 @@ SETTINGS = {
 }
 TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
 FEW = 2  # ranks, as in most parts
-PROGRAMS = (
-    ("PyTorch", "cases.py", "torch_hooks"),
-    ("torch.distributed", "cases.py", "torch_groups"),
-    ("faults", "faults.py"),
-    ("JAX", "cases.py", "jax_programs"),
-    ("TensorFlow", "cases.py", "tensorflow_programs"),
-)
+BY_TURNS = "8K,1M,64M"  # sizes that say enough of ranks that take turns on a device
+_STEP = {"FARANDOLE_DEVICE_PATH": "step"}  # small as these models are, others would be faster
+PREDICTED = "PyTorch, by the way that is predicted to be the fastest"
+PROGRAMS: tuple[tuple[str, dict[str, str], str, list[str]], ...] = (
+    ("PyTorch", _STEP, "cases.py", ["torch_hooks"]),
+    (PREDICTED, {}, "cases.py", ["torch_hooks"]),
+    ("torch.distributed", _STEP, "cases.py", ["torch_groups"]),
+    ("faults", {}, "faults.py", []),
+    ("JAX", {}, "cases.py", ["jax_programs"]),
+    ("TensorFlow", {}, "cases.py", ["tensorflow_programs"]),
+)  # fmt: skip
+# Under MPS ranks that share a device run at once.
+UNDER_MPS = {"2": ("staged", "step", "lanes", "spin"), "4": ("step",)}
 
 
 def find() -> None:
@@ -50,7 +62,6 @@ def find() -> None:
     if not missing:
         return
     tag = f"-cp{sys.version_info[0]}{sys.version_info[1]}-"
-    folder = ROOT / "build" / "device"
     for name in missing:
         wheels = sorted(ROOT.glob(f"build/device-wheels/{name}-*{tag}*.whl"))
         if not wheels:
@@ -58,19 +69,31 @@ def find() -> None:
                 f"there is no {name} to import, and no wheel of it for this Python in build "
                 f"({tag}): make them by `make device-wheels` where there is a network"
             )
-        with zipfile.ZipFile(wheels[-1]) as wheel:
-            wheel.extractall(folder)
-    sys.path.insert(0, str(folder))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else str(folder)
+        folder = _unpacked(wheels[-1])
+        sys.path.insert(0, str(folder))
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else str(folder)
+
+
+def _unpacked(wheel: Path) -> Path:
+    """Whole at any moment: another of these programs may run from it."""
+    folder = ROOT / "build" / "device" / f"{wheel.stem}-{wheel.stat().st_mtime_ns}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as new:
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(Path(new) / "whole")
+            with contextlib.suppress(OSError):  # another was faster
+                (Path(new) / "whole").rename(folder)
+    return folder
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make device", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("device-report.txt"))
     parser.add_argument("--ranks", default="1,2,4,8", help="how many; they take devices in turn")
-    parser.add_argument("--sizes", default="4,8K,64K,1M,16M,64M,256M")
-    parser.add_argument("--seconds", default="1", help="for a row")
+    parser.add_argument("--sizes", default="8K,1M,16M,64M,256M")
+    parser.add_argument("--seconds", default="0.3", help="for a row")
     parser.add_argument("--kernels", default="", help="options of kernels.py, as one word")
     parser.add_argument("--training", default="", help="options of train.py, as one word")
     parser.add_argument("--most", type=int, default=3_000_001, help="elements of an array compared")
@@ -78,6 +101,7 @@ def main() -> int:
         "--device", default="cuda", help="that tensors of frameworks lie on; or cpu"
     )
     parser.add_argument("--without", default="", help="parts to leave out: words of their titles")
+    parser.add_argument("--only", default="", help="parts to run: words of their titles")
     parser.add_argument(
         "--minutes", type=float, default=9.5, help="in all: whoever lends a device gives ten"
     )
@@ -86,22 +110,23 @@ def main() -> int:
     if arguments.dry:
         vars(arguments).update(_DRY)
     find()
-    without = [word for word in arguments.without.split(",") if word]
-    report = Report(arguments.out, arguments.minutes * 60, without)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # with what it started
+    only, without = (
+        [word for word in words.split(",") if word] for words in (arguments.only, arguments.without)
+    )
+    report = Report(arguments.out, arguments.minutes * 60, only, without)
     report.part("machine", lambda: "\n".join(_machine()))
     counts = arguments.ranks.split(",")
     _compare_bits(report, [ranks for ranks in counts if int(ranks) <= FEW], arguments.most)
     _train_and_fail(report, arguments.device)
-    report.script("kernels", 120, "kernels.py", arguments.kernels.split())
+    report.script("kernels", 240, "kernels.py", arguments.kernels.split())
     _compare_bits(report, [ranks for ranks in counts if int(ranks) > FEW], arguments.most)
     for ranks in counts:
         if ranks != "1":
             _measure(report, ranks, arguments.sizes, arguments.seconds)
-    training = [*TRAINING, *arguments.training.split()]
-    report.run("a training step of 2 ranks", 120, training)
-    trace = str(ROOT / "build" / f"{arguments.out.stem}-trace")
-    report.run("the same, traced", 120, [*training, "--blocks", "2"], FARANDOLE_TRACE=trace)
-    report.run("what backward hides, by the device's clock", 60, ["trace", trace])
+    for part in _training(arguments):
+        report.run(part.title, part.limit, part.command, **part.settings)
+    _under_mps(report, list(_parts_under_mps(arguments, counts)), dry=arguments.dry)
     return report.end()
 
 
@@ -112,19 +137,76 @@ def _compare_bits(report: Report, counts: list[str], most: int) -> None:
 
 
 def _train_and_fail(report: Report, device: str) -> None:
-    for title, program, *options in PROGRAMS:
-        report.script(title, 150, program, [*options, "--device", device])
+    for title, settings, program, options in PROGRAMS:
+        if title == PREDICTED and device == "cpu":
+            report.part(title, lambda: "not run: what lies on the host has one way")
+            continue
+        report.script(title, 150, program, [*options, "--device", device], **settings)
 
 
 def _measure(report: Report, ranks: str, sizes: str, seconds: str) -> None:
     for way in WAYS:
-        title = f"all_reduce by {way} on {ranks} ranks"
+        part = _bench(way, ranks, sizes, seconds)
         if why := _missing(way, int(ranks)):
-            report.part(title, lambda why=why: f"not measured: {why}")
+            report.part(part.title, lambda why=why: f"not measured: {why}")
             continue
-        asked = ["bench", "all_reduce", "-np", ranks, "--device", "cuda", "--algorithm", way]
-        options = ["--sizes", _that_go(sizes, way, int(ranks)), "--seconds", seconds]
-        report.run(title, 90, [*asked, *options], **SETTINGS.get(way, {}))
+        report.run(part.title, part.limit, part.command, **part.settings)
+
+
+class Part(NamedTuple):
+    """A command of farandole's."""
+
+    title: str
+    limit: float
+    command: list[str]
+    settings: dict[str, str]
+
+
+def _bench(way: str, ranks: str, sizes: str, seconds: str, under: str = "") -> Part:
+    asked = ["bench", "all_reduce", "-np", ranks, "--device", "cuda", "--algorithm", way]
+    by_turns = not under and _shared(int(ranks))
+    options = ["--sizes", _that_go(sizes, way, by_turns=by_turns), "--seconds", seconds]
+    title = f"all_reduce by {way} on {ranks} ranks{under}"
+    return Part(title, 90, [*asked, *options], SETTINGS.get(way, {}))
+
+
+def _training(arguments: argparse.Namespace, under: str = "") -> Iterator[Part]:
+    """What it costs, and where the time went."""
+    step = [*TRAINING, *arguments.training.split()]
+    name = f"{arguments.out.stem}-trace{'-mps' if under else ''}"
+    trace = str(ROOT / "build" / name)
+    yield Part(f"a training step of 2 ranks{under}", 120, step, {})
+    traced = {"FARANDOLE_TRACE": trace}
+    yield Part(f"the same{under}, traced", 120, [*step, "--blocks", "2"], traced)
+    yield Part(f"what backward hides{under}, by the device's clock", 60, ["trace", trace], {})
+
+
+def _parts_under_mps(arguments: argparse.Namespace, counts: list[str]) -> Iterator[Part]:
+    under = " under MPS"
+    for ranks, ways in UNDER_MPS.items():
+        if ranks in counts and _shared(int(ranks)):
+            for way in ways:
+                yield _bench(way, ranks, arguments.sizes, arguments.seconds, under)
+    yield from _training(arguments, under)
+
+
+def _under_mps(report: Report, parts: list[Part], *, dry: bool) -> None:
+    """By a daemon that is there for them alone, so only where one of them is to be run."""
+    parts = [part for part in parts if report.lacks(part.title)]
+    if not parts:
+        return
+    try:
+        if dry:
+            raise mps.NoDaemon("a dry run has no MPS")
+        with mps.daemon() as daemon:
+            for part in parts:
+                settings = {**daemon.settings, **part.settings}
+                report.run(part.title, part.limit, part.command, **settings)
+            report.part("what the daemon of MPS says", daemon.says)
+    except mps.NoDaemon as error:
+        why = f"not measured: {error}"
+        for part in parts:
+            report.part(part.title, lambda: why)
 
 
 _DRY = {
@@ -138,18 +220,29 @@ _DRY = {
 }
 
 
-def _missing(way: str, ranks: int) -> str:
-    """Why it cannot be measured; empty: it can."""
+def _shared(ranks: int) -> bool:
+    """Ranks have no device each."""
     from farandole import _core, cuda
 
+    try:
+        return len(cuda.devices()) < ranks
+    except _core.Error:
+        return False
+
+
+def _missing(way: str, ranks: int) -> str:
+    """Why it is not measured; empty: it is. Each hand-over of a kernel that waits for another takes
+    slices of the device's time where ranks share it."""
+    from farandole import _core, cuda
+
+    if way in ("lanes", "spin") and _shared(ranks):
+        return "ranks take turns on the device, and by this way they wait for each other's kernels"
     if way not in ("nccl", "nvls"):
         return ""
+    if _shared(ranks):
+        return f"{way.upper()} takes one rank on a device, and there are fewer devices than ranks"
     try:
         devices = cuda.devices()
-        if len(devices) < ranks:
-            return (
-                f"{way.upper()} takes one rank on a device, and there are fewer devices than ranks"
-            )
         if way == "nccl":
             cuda.nccl_library()
         elif not all(device.folds_by_switch for device in devices):
@@ -159,18 +252,15 @@ def _missing(way: str, ranks: int) -> str:
     return ""
 
 
-def _that_go(sizes: str, way: str, ranks: int) -> str:
-    """A kernel that waits for others takes little; where ranks share a device each hand-over takes
-    slices of its time, and lanes have many."""
-    from farandole import _core, cuda
+def _that_go(sizes: str, way: str, *, by_turns: bool) -> str:
+    """One kernel takes little, and where ranks take turns a few sizes say enough."""
     from farandole._bench.statistics import parse_size
 
-    try:
-        shared = len(cuda.devices()) < ranks
-    except _core.Error:
-        shared = False
-    most = {"spin": 64 << 10, "lanes": 1 << 20 if shared else None}.get(way)
-    few = [size for size in sizes.split(",") if most is None or parse_size(size) <= most]
+    few = sizes.split(",")
+    if way == "spin":
+        few = [size for size in few if parse_size(size) <= 64 << 10]
+    elif by_turns:
+        few = [size for size in few if size in BY_TURNS.split(",")]
     return ",".join(few or sizes.split(",")[:1])
 
 
@@ -209,6 +299,8 @@ def _trees(*folders: str) -> str:
     """As git names them, and whether they were changed since."""
     git = ["git", "-C", str(ROOT)]
     named = _said([*git, "rev-parse", *(f"HEAD:{folder}" for folder in folders)])
+    if not named:
+        return "not known"
     changed = _said([*git, "status", "--porcelain", "--", *folders])
     return " ".join(named.split()) + (", changed since" if changed else "")
 
@@ -217,7 +309,7 @@ def _said(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return "not known"
+        return ""
     return done.stdout.strip()
 
 

@@ -111,7 +111,10 @@ def judged(fault: Fault, seen: dict[int, dict[str, Any]]) -> str:
         if wrong:
             raise Differs("; ".join(wrong))
         return f"results are right, by {seen[0]['path']}; memory came back"
-    struck = next(each["struck"] for each in seen.values() if "struck" in each)
+    struck = next((each["struck"] for each in seen.values() if "struck" in each), None)
+    if struck is None:
+        saw = (f"rank {rank} saw {json.dumps(each)}" for rank, each in sorted(seen.items()))
+        raise Differs("; ".join([*wrong, "it did not come to that fault", *saw]))
     for rank, each in seen.items():
         for what in ("heard", "rested"):
             after = each.get(what, struck) - struck

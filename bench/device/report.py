@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LEAST = 10  # seconds that a part has, or it is not begun
+DYING = 5  # seconds that a process may take to end when it is killed
 
 
 def _did_well(part: str) -> bool:
@@ -24,29 +28,37 @@ def _did_well(part: str) -> bool:
 
 def _ran(command: list[str], limit: float, settings: dict[str, str]) -> tuple[str, str]:
     """What it printed, and how it ended. One that takes too long ends with all that it has
-    started."""
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        start_new_session=True, env={**os.environ, **settings},
-    )  # fmt: skip
-    try:
-        printed = started.communicate(timeout=limit)
-        ended = f"exit code {started.returncode}"
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
-        printed = started.communicate()
-        ended = f"not done after {limit:.0f} s"
-    return "".join(printed), ended
+    started; nobody waits for what does not even end then, or keeps a pipe open."""
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+        started = subprocess.Popen(
+            command, stdout=printed, stderr=said,
+            start_new_session=True, env={**os.environ, **settings},
+        )  # fmt: skip
+        try:
+            ended = f"exit code {started.wait(limit)}"
+        except subprocess.TimeoutExpired:
+            ended = f"not done after {limit:.0f} s"
+        finally:  # also where this program is told to end
+            if started.returncode is None:
+                os.killpg(started.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    started.wait(DYING)
+        return _text(printed) + _text(said), ended
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 class Report:
     """A text with a part for each title. What stands in the file already is kept, but for commands
-    that did not do well: they are run again. Parts whose titles have one of the words `without` are
-    left out; after `seconds` none is begun."""
+    that did not do well: they are run again. Parts whose titles have one of the words `without`, or
+    none of `only`, are left out; after `seconds` none is begun."""
 
-    def __init__(self, path: Path, seconds: float, without: list[str]) -> None:
+    def __init__(self, path: Path, seconds: float, only: list[str], without: list[str]) -> None:
         self._path, self._failed, self._left = path, 0, 0
-        self._end, self._without = time.monotonic() + seconds, without
+        self._end, self._only, self._without = time.monotonic() + seconds, only, without
         text = path.read_text() if path.exists() else ""
         parts = [part for part in re.split("(?m)^== ", text) if part.strip()]
         self._before = "".join(f"== {part}" for part in parts if _did_well(part))
@@ -54,18 +66,20 @@ class Report:
             path.write_text(self._before)
 
     def part(self, title: str, make: Callable[[], str]) -> None:
-        if not self._has(title):
+        if self.lacks(title):
             self._add(title, make())
 
     def run(self, title: str, limit: float, arguments: list[str], **settings: str) -> None:
         """A command of farandole's, with what it printed."""
-        shown = " ".join([f"{name}={value}" for name, value in settings.items()] + ["farandole"])
-        self._command(title, limit, ["-m", "farandole", *arguments], [shown, *arguments], settings)
+        shown = ["farandole", *arguments]
+        self._command(title, limit, ["-m", "farandole", *arguments], shown, settings)
 
-    def script(self, title: str, limit: float, name: str, arguments: list[str]) -> None:
+    def script(
+        self, title: str, limit: float, name: str, arguments: list[str], **settings: str
+    ) -> None:
         """A program beside this one."""
         command = [str(HERE / name), *arguments]
-        self._command(title, limit, command, [sys.executable, *command], {})
+        self._command(title, limit, command, [sys.executable, *command], settings)
 
     def _command(
         self,
@@ -75,7 +89,7 @@ class Report:
         shown: list[str],
         settings: dict[str, str],
     ) -> None:
-        if self._has(title):
+        if not self.lacks(title):
             return
         limit = min(limit, self._end - time.monotonic())
         if limit < LEAST:
@@ -84,6 +98,7 @@ class Report:
             return
         printed, ended = _ran([sys.executable, *arguments], limit, settings)
         self._failed += ended != "exit code 0"
+        shown = [*(f"{name}={value}" for name, value in settings.items()), *shown]
         text = f"$ {' '.join(shown).replace(sys.executable, 'python')}\n{printed.rstrip()}\n{ended}"
         self._add(title, text.replace(f"{ROOT}/", ""))
 
@@ -94,11 +109,13 @@ class Report:
             print(f"{left} parts were not begun: start it again with the same file")
         return 1 if wrong or left else 0
 
-    def _has(self, title: str) -> bool:
-        """Or is not asked for."""
+    def lacks(self, title: str) -> bool:
+        """It is asked for, and does not stand in the file."""
         if any(word in title for word in self._without):
-            return True
-        return f"\n== {title}, " in f"\n{self._before}"
+            return False
+        if self._only and not any(word in title for word in self._only):
+            return False
+        return not re.search(rf"(?m)^== {re.escape(title)}, \d{{4}}-", self._before)
 
     def _add(self, title: str, text: str) -> None:
         when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

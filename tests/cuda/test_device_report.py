@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -62,7 +64,9 @@ def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     assert "of copy" in report
     assert "overhead" in report or "not done: there is no PyTorch" in report
     for way in ("staged", "step", "lanes", "spin", "nccl"):
-        assert f"== all_reduce by {way} on 2 ranks" in report
+        assert f"== all_reduce by {way} on 2 ranks, 20" in report
+    assert "by lanes on 2 ranks under MPS, 20" in report
+    assert report.count("not measured: a dry run has no MPS") == 7
     assert parts(report) == parts((TREE / "bench" / "device" / "dry-run.txt").read_text()), (
         "what is committed is of another program: make device-dry"
     )
@@ -81,6 +85,51 @@ def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     assert "kernels: done" not in done.stdout
     assert out.read_text().count(bits) == 1, "what did not do well is run again"
     assert "not done after" not in out.read_text()
+
+
+def test_only_parts_that_are_asked_for(driver: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "report.txt"
+    command = [sys.executable, str(TREE / "bench" / "device"), "--out", str(out), "--dry"]
+    command += ["--only", "machine,by staged", "--without", "MPS"]
+    done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    titles = re.findall("(?m)^== (.*), 20", out.read_text())
+    assert titles == ["machine", "all_reduce by staged on 2 ranks"]
+
+
+KERNELS = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import kernels
+
+FOLD = kernels.FOLD
+kernels.ROWS = (kernels.Row("of float64", FOLD, "float64"), kernels.Row("fold", FOLD, ranks=2))
+kernels.LIMIT = float(sys.argv.pop(1))
+sys.exit(kernels.main())
+"""
+
+
+def rows_of_kernels(driver: dict[str, str], limit: str, *options: str) -> list[str]:
+    """Of which some do not do well."""
+    folder = str(TREE / "bench" / "device")
+    command = [sys.executable, "-c", KERNELS, folder, limit, *options]
+    done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+
+def test_a_row_that_goes_wrong_costs_itself_alone(driver: dict[str, str]) -> None:
+    rows = rows_of_kernels(driver, "60", "--large", "64K", "--small", "8K", "--rounds", "2")
+    assert any(re.fullmatch("the device's copy 64 KiB [0-9.]+ 1.00", row) for row in rows), rows
+    assert any(row.startswith("of float64 64 KiB float32 and bfloat16 are") for row in rows), rows
+    assert any(re.fullmatch("fold 64 KiB [0-9.]+ [0-9.]+", row) for row in rows), rows
+    assert rows[-1].startswith("8 KiB ")
+
+
+def test_a_row_that_takes_too_long(driver: dict[str, str]) -> None:
+    rows = rows_of_kernels(driver, "1", "--large", "64K", "--small", "8K", "--rounds", "1000000")
+    assert "the device's copy 64 KiB not done after 1.0 s" in rows
+    assert "8 KiB not done after 1.0 s" in rows
 
 
 def test_bench_beside_nccl(driver: dict[str, str], tmp_path: Path) -> None:
@@ -133,6 +182,76 @@ def test_bench_beside_torch(start: Callable[..., harness.World], collective: str
     assert min(row["copy_gbs"], row["torch_gbs"]) > 0
     title = {"all_reduce": "add", "all_gather": "cat"}[collective]
     assert ["busbw", "copy", title] == world.output(0).splitlines()[2].split()[-4:-1]
+
+
+# In place of NVIDIA's. `quit` ends it, where it is said how.
+MPS = """#!/bin/sh
+pid=$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid
+echo "$*" > $CUDA_MPS_LOG_DIRECTORY/control.log
+if [ "$1" = -d ]; then
+    [ -z "$REFUSES" ] || { echo "no permission"; exit 1; }
+    sleep 1000 &
+    echo $! > $pid
+    exit
+fi
+read asked
+case $asked in
+    get_server_list) echo 4711 ;;
+    quit) [ -n "$DEAF" ] || kill $(cat $pid) ;;
+esac
+"""
+
+
+@pytest.fixture
+def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, with that tool."""
+    tool = tmp_path / "nvidia-cuda-mps-control"
+    tool.write_text(MPS)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.syspath_prepend(str(TREE / "bench" / "device"))
+    module = importlib.import_module("mps")
+    monkeypatch.setattr(module, "LIMIT", 1)
+    return module
+
+
+def pid_of(daemon: Any) -> int:
+    return int(
+        (
+            Path(daemon.settings["CUDA_MPS_PIPE_DIRECTORY"]) / "nvidia-cuda-mps-control.pid"
+        ).read_text()
+    )
+
+
+@pytest.mark.parametrize("deaf", ["", "yes"])
+def test_no_daemon_of_mps_is_left(mps: Any, monkeypatch: pytest.MonkeyPatch, deaf: str) -> None:
+    monkeypatch.setenv("DEAF", deaf)
+    with contextlib.suppress(KeyboardInterrupt), mps.daemon() as daemon:
+        pid, folders = pid_of(daemon), list(map(Path, daemon.settings.values()))
+        assert mps._runs(pid)
+        assert all(folder.is_dir() for folder in folders)
+        assert daemon.says().startswith("servers: 4711\ncontrol.log: ")
+        raise KeyboardInterrupt
+    assert not mps._runs(pid)
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_why_there_is_no_daemon_of_mps(mps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFUSES", "yes")
+    with pytest.raises(mps.NoDaemon, match="control -d: no permission"), mps.daemon():
+        pass
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(mps, "PLACES", ())
+    with pytest.raises(mps.NoDaemon, match="there is no nvidia-cuda-mps-control"), mps.daemon():
+        pass
+
+
+def test_a_fault_to_which_no_rank_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TREE / "bench" / "device"))
+    faults = importlib.import_module("faults")
+    seen = {rank: {"rank": rank, "kind": "DeviceError", "verdict": "rank 1: no"} for rank in (0, 2)}
+    with pytest.raises(Exception, match="it did not come to that fault; rank 0 saw "):
+        faults.judged(faults.FAULTS["killed, others by steps"], seen)
 
 
 CASES = """
