@@ -26,9 +26,12 @@ def _did_well(part: str) -> bool:
     return not is_command or part.rstrip().endswith("\nexit code 0")
 
 
-def _ran(command: list[str], limit: float, settings: dict[str, str]) -> tuple[str, str]:
-    """What it printed, and how it ended. One that takes too long ends with all that it has
-    started; nobody waits for what does not even end then, or keeps a pipe open."""
+def _run(
+    command: list[str], limit: float, settings: dict[str, str], tell: Callable[[str, str], None]
+) -> None:
+    """Tells what it printed, and how it ended, also where this program is interrupted. One that
+    takes too long ends with all that it has started; nobody waits for what does not end then."""
+    ended = "interrupted"
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         started = subprocess.Popen(
             command, stdout=printed, stderr=said,
@@ -38,12 +41,12 @@ def _ran(command: list[str], limit: float, settings: dict[str, str]) -> tuple[st
             ended = f"exit code {started.wait(limit)}"
         except subprocess.TimeoutExpired:
             ended = f"not done after {limit:.0f} s"
-        finally:  # also where this program is told to end
+        finally:
             if started.returncode is None:
                 os.killpg(started.pid, signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     started.wait(DYING)
-        return _text(printed) + _text(said), ended
+            tell(_text(printed) + _text(said), ended)
 
 
 def _text(file: IO[bytes]) -> str:
@@ -91,16 +94,19 @@ class Report:
     ) -> None:
         if not self.lacks(title):
             return
+        shown = [*(f"{name}={value}" for name, value in settings.items()), *shown]
         limit = min(limit, self._end - time.monotonic())
         if limit < LEAST:
             self._left += 1
             print(f"{title}: no time is left", flush=True)
             return
-        printed, ended = _ran([sys.executable, *arguments], limit, settings)
-        self._failed += ended != "exit code 0"
-        shown = [*(f"{name}={value}" for name, value in settings.items()), *shown]
-        text = f"$ {' '.join(shown).replace(sys.executable, 'python')}\n{printed.rstrip()}\n{ended}"
-        self._add(title, text.replace(f"{ROOT}/", ""))
+
+        def tell(printed: str, ended: str) -> None:
+            self._failed += ended != "exit code 0"
+            name = " ".join(shown).replace(sys.executable, "python")
+            self._add(title, f"$ {name}\n{printed.rstrip()}\n{ended}".replace(f"{ROOT}/", ""))
+
+        _run([sys.executable, *arguments], limit, settings, tell)
 
     def end(self) -> int:
         wrong, left = self._failed, self._left
