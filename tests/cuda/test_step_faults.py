@@ -35,8 +35,9 @@ CALLS = [
     ("cuLaunchKernel", 1, "launch farandole_two_shot_float32"),
     ("cuStreamBatchMemOp", 2, "let a stream write words and wait for others"),
     ("cuMemcpyAsync", 2, "copy 2004 bytes"),
-    ("cuStreamWriteValue32", 1, "let a stream write a word"),
     ("cuEventRecord", 3, "record an event"),
+    ("cuStreamWriteValue32", 1, "let a stream write a word"),
+    ("cuEventRecord", 4, "record an event"),
     ("cuStreamWaitEvent", 3, "let a stream wait for an event"),
     ("cuLaunchHostFunc", 1, "let a stream call a function"),
     ("cuStreamWaitEvent", 4, "let a stream wait for an event"),  # the owner's

@@ -249,11 +249,12 @@ uint32_t Exchange::end(Moments& moments) {
     strands_[i].edge.record(strands_[i].stream);
     first.stream.wait(strands_[i].edge);
   }
-  newest_ = completions_.mark(first.stream);
   moments.complete.record(first.stream);
+  newest_ = completions_.mark(first.stream);  // whoever sees it may ask for the moments' times
+  first.edge.record(first.stream);
   note(0);
   // In a stream of its own: a function of the host would hold up the next operation.
-  marks_.wait(moments.complete);
+  marks_.wait(first.edge);
   marks_.ring(doorbell_.get());
   if (tables_) tables_->end(newest_);
   if (lane_tables_) lane_tables_->end(newest_);

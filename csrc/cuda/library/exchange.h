@@ -126,7 +126,7 @@ class Exchange {
     explicit Strand(const std::shared_ptr<const DeviceContext>& context)
         : edge(context), backlog(context), stream(context) {}
     uint32_t met = 0;
-    DeviceEvent edge;  // where it leaves the first strand, and where it comes back
+    DeviceEvent edge;  // where it leaves the first strand, and comes back; the first one: the end
     Backlog backlog;
     DeviceStream stream;
   };
