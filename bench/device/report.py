@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from mps import LOGS, PIPES
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LEAST = 10  # seconds that a part has, or it is not begun
@@ -94,7 +96,8 @@ class Report:
     ) -> None:
         if not self.lacks(title):
             return
-        shown = [*(f"{name}={value}" for name, value in settings.items()), *shown]
+        told = {name: value for name, value in settings.items() if name not in (PIPES, LOGS)}
+        shown = [*(f"{name}={value}" for name, value in told.items()), *shown]
         limit = min(limit, self._end - time.monotonic())
         if limit < LEAST:
             self._left += 1
