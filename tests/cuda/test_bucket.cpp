@@ -95,10 +95,10 @@ TEST(cuda_buckets_of_more_pieces_than_threads) {
 TEST(cuda_buckets_of_lengths_around_what_threads_take_together) {
   constexpr size_t kTurn = 8 * 4 * 4;  // threads, units of each, elements of float32
   for (const auto& [from, to] : {std::pair{DType::float32, DType::float32},
-                                {DType::float32, DType::bfloat16},
-                                {DType::bfloat16, DType::float32},
-                                {DType::float64, DType::float16},
-                                {DType::int8, DType::int8}})
+                                 {DType::float32, DType::bfloat16},
+                                 {DType::bfloat16, DType::float32},
+                                 {DType::float64, DType::float16},
+                                 {DType::int8, DType::int8}})
     for (const size_t offset : {0, 1, 2, 3})
       for (const double factor : {1.0, 0.3})
         for (const char* what : {"gather", "scatter"})

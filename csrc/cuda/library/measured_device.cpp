@@ -63,7 +63,7 @@ double MeasuredDevice::seconds_of(const std::function<void()>& launch) {
   for (const Deadline deadline = Deadline::after(kPatience); !end_.complete();)
     if (deadline.passed(now()))
       throw Error(ErrorCode::device, "the device has not come to the end of what is measured in " +
-                                          std::to_string(kPatience.count()) + " s");
+                                         std::to_string(kPatience.count()) + " s");
   return end_.milliseconds_since(begin_) / 1e3;
 }
 
