@@ -2,6 +2,7 @@
 // synchronize().
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,11 +37,11 @@ class StreamRef {
   StreamHandle handle() const { return handle_; }
   /// The same, for one more call that puts something into it.
   StreamHandle put() const {
-    ++calls_;
+    std::atomic_ref(calls_).fetch_add(1, std::memory_order_relaxed);
     return handle_;
   }
   /// How many calls did so, modulo 2^32.
-  uint32_t calls() const { return calls_; }
+  uint32_t calls() const { return std::atomic_ref(calls_).load(std::memory_order_relaxed); }
 
   /// Between memory of devices and pinned memory of the host, in any direction.
   void copy(DevicePointer to, DevicePointer from, size_t bytes) const;
@@ -83,7 +84,7 @@ class StreamRef {
  protected:
   std::shared_ptr<const DeviceContext> context_;
   StreamHandle handle_;
-  mutable uint32_t calls_ = 0;  // by one thread at a time, as streams are used
+  mutable uint32_t calls_ = 0;  // threads may record in one stream
 };
 
 /// A stream of our own, before all others of the device, which waits for no default stream.
