@@ -139,7 +139,8 @@ void ReplayWatch::see(const CudaGraphState& state, TimePoint when) {
        .timeout = {},
        .way = std::nullopt,
        .moments = nullptr,
-       .kept = nullptr});
+       .kept = nullptr,
+       .seen = when});
 }
 
 std::string ReplayWatch::replay_of(uint32_t number) const {

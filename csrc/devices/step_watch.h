@@ -25,7 +25,7 @@ struct StepInFlight {
   std::optional<DeviceWay> way;  // nothing: in a graph
   StepMoments moments;
   std::shared_ptr<const void> kept;  // what keeps its arrays
-  TimePoint seen{};                  // by the first look around
+  TimePoint seen{};                  // by the first look around; its deadline counts from there
 };
 
 /// By the thread that polls; its end by any.
