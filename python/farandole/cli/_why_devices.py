@@ -98,6 +98,6 @@ def _show(facts: dict[str, Any]) -> None:
         for row in facts["candidates"]
     ]
     print_table(title, ("name", "what", "us", "why"), rows)
-    print("times follow from what devices are said to do, turns from an H200; none was measured here")
+    print("times follow from what devices are said to do, turns from an H200; none measured here")
     if facts["forced"]:
         print(f"FARANDOLE_DEVICE_PATH={facts['forced']} chooses that one where it can run")
