@@ -51,6 +51,7 @@ void StepBackend::start(const Operation& operation, uint32_t sequence) {
   operation_ = &operation;
   sequence_ = sequence;
   begun_ = false;
+  crowded_since_ = {};
   next_ = 0;
   declined_.clear();
 }
@@ -217,6 +218,22 @@ void StepBackend::begin() {
                  way_ == DeviceWay::nvls ? kNvlsGrain : 1);
   count_ = goes_in_pieces() ? pieces_.size() : 1;
   exchange_->begin(*arrays_->moments, lanes ? 1 : count_);
+  watch_.add(in_flight());
+  in_part_ = true;
+}
+
+StepInFlight StepBackend::in_flight() {
+  const Operation& o = *operation_;
+  Trace* const trace = engine_.trace();
+  return {.number = std::nullopt,
+          .title = title_of(o, sequence_),
+          .trace = trace,
+          .shown = trace != nullptr ? shown_in(*trace) : TraceEvent{},
+          .deadline = o.deadline,
+          .timeout = o.timeout,
+          .way = way_,
+          .moments = arrays_->moments,
+          .kept = std::move(arrays_->kept)};
 }
 
 void StepBackend::run_piece(size_t index) {
@@ -293,18 +310,9 @@ TraceEvent StepBackend::shown_in(Trace& trace) {
 }
 
 void StepBackend::end() {
-  const Operation& o = *operation_;
   arrays_->number = exchange_->end(*arrays_->moments);
-  Trace* const trace = engine_.trace();
-  watch_.add({.number = arrays_->number,
-              .title = title_of(o, sequence_),
-              .trace = trace,
-              .shown = trace != nullptr ? shown_in(*trace) : TraceEvent{},
-              .deadline = o.deadline,
-              .timeout = o.timeout,
-              .way = way_,
-              .moments = arrays_->moments,
-              .kept = std::move(arrays_->kept)});
+  in_part_ = false;
+  watch_.launched(arrays_->number);
   arrays_->launched.store(
       true, std::memory_order_release);  // partner: StepCall::launched, BucketOnDevice::launched
 }
@@ -320,6 +328,16 @@ void StepBackend::abort() noexcept {
   operation_ = nullptr;
   if (exchange_ && ((nccl_ && !nccl_->done()) || (begun_ && way_ == DeviceWay::nccl)))
     exchange_->abort_nccl();
+  if (std::exchange(in_part_, false)) end_in_part();
+}
+
+/// What is in the streams ends, as that of operations before it does, and keeps its arrays so long.
+void StepBackend::end_in_part() noexcept {
+  try {
+    watch_.launched(exchange_->end(*arrays_->moments));
+  } catch (const std::exception&) {  // NOLINT: nothing runs in a context that is lost
+    watch_.drop_newest();
+  }
 }
 
 }  // namespace farandole

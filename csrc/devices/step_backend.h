@@ -53,6 +53,8 @@ class StepBackend : public Backend {
   std::string declined() const override { return declined_; }
   std::vector<int> lacking() const override;
   void abort() noexcept override;
+  /// Of what is launched in part StepWatch says whose device is late.
+  bool minds_deadline() const override { return in_part_ && next_ < count_; }
   std::string_view way() const override { return name_of(way_); }
 
  private:
@@ -68,6 +70,7 @@ class StepBackend : public Backend {
   CollectiveSpec spec_here() const;
   void choose();
   void begin();
+  StepInFlight in_flight();
   size_t spin_bytes() const;
   void run_piece(size_t index);
   void run_lanes(size_t index);
@@ -75,6 +78,7 @@ class StepBackend : public Backend {
   bool is_launched();
   TraceEvent shown_in(Trace& trace);
   void end();
+  void end_in_part() noexcept;
 
   const Engine& engine_;
   Membership membership_;
@@ -101,7 +105,7 @@ class StepBackend : public Backend {
   const Planner* planner_ = nullptr;  // whose schedule lanes run
   CudaLaneRoom lane_room_{};
   std::string declined_;
-  bool begun_ = false;
+  bool begun_ = false, in_part_ = false;  // its begin is in the streams, its end is not
   TimePoint asked_nccl_{}, crowded_since_{};
 
   Trace* traced_ = nullptr;

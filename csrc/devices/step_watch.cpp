@@ -43,7 +43,7 @@ StepWatch::~StepWatch() {
     StepInFlight& first = in_flight_.front();
     see(first, when);
     const bool late = first.deadline.passed(when);
-    if (late || membership_.detector->failed() || somebody_has_died()) {
+    if (late || !first.number || membership_.detector->failed() || somebody_has_died()) {
       if (late)
         log(LogLevel::error, first.title + " was not complete on device " +
                                  std::to_string(exchange_->device()) +
@@ -64,6 +64,16 @@ void StepWatch::add(StepInFlight step) {
   engine_.hold_on();
 }
 
+void StepWatch::launched(uint32_t number) {
+  if (!in_flight_.empty()) in_flight_.back().number = number;  // none is of a device that is lost
+}
+
+void StepWatch::drop_newest() {
+  if (in_flight_.empty() || in_flight_.back().number) return;
+  in_flight_.pop_back();
+  engine_.let_go();
+}
+
 void StepWatch::poll() {
   if (!in_flight_.empty())
     for (size_t n = drop_complete(); n > 0; --n) engine_.let_go();
@@ -72,7 +82,9 @@ void StepWatch::poll() {
 /// How many there were.
 size_t StepWatch::drop_complete() {
   size_t dropped = 0;
-  for (; !in_flight_.empty() && exchange_->is_complete(in_flight_.front().number); ++dropped) {
+  for (; !in_flight_.empty(); ++dropped) {
+    const std::optional<uint32_t> number = in_flight_.front().number;
+    if (!number || !exchange_->is_complete(*number)) break;
     if (in_flight_.front().trace != nullptr) [[unlikely]]
       trace(in_flight_.front());
     in_flight_.pop_front();

@@ -16,7 +16,7 @@ namespace farandole {
 
 /// One operation on its way.
 struct StepInFlight {
-  uint32_t number = 0;
+  std::optional<uint32_t> number;  // nothing: not all of it is in the streams
   std::string title;
   Trace* trace = nullptr;  // where it is shown, if it is
   TraceEvent shown{};      // but for its times
@@ -38,6 +38,10 @@ class StepWatch {
   StepWatch& operator=(const StepWatch&) = delete;
 
   void add(StepInFlight step);
+  /// All of the newest one, which had no number, is in the streams.
+  void launched(uint32_t number);
+  /// Its end cannot be: nothing of it runs any more.
+  void drop_newest();
 
   void poll();
   void look_around(TimePoint now);

@@ -51,6 +51,8 @@ class Backend {
   /// After an idle poll(), for people: the members (by place in the group) whose bytes or flags it
   /// waits for.
   virtual std::vector<int> lacking() const = 0;
+  /// Whether it reports itself that the operation in flight is late.
+  virtual bool minds_deadline() const { return false; }
   /// Forgets the operation in flight; afterwards touches no memory of any caller, but for what
   /// let_go() says.
   virtual void abort() noexcept = 0;

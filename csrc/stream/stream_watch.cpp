@@ -123,7 +123,8 @@ void Stream::look_around(TimePoint when) {
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
   agreement_->show_holdups(lacking(), when);
-  if (operation().deadline.passed(when) && !membership_.detector->failed()) {
+  const bool minded = phase_ == Phase::running && backend_->minds_deadline();
+  if (operation().deadline.passed(when) && !minded && !membership_.detector->failed()) {
     membership_.detector->report(stalled(when));
   } else if (when >= next_warning_) {
     warn(when);

@@ -1,6 +1,7 @@
 // Exchanges in streams over the fake driver, by ranks that are threads: who waits for whom, what
 // ends when nobody comes; and how ranks come by each other's buckets, and by NCCL.
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -59,6 +60,21 @@ TEST(step_exchange_orders_ranks_by_flags_alone) {
       });
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+/// Who waits for room in a stream sleeps, in the middle of an operation, too.
+TEST(step_exchange_rings_before_an_operation_ends) {
+  constexpr int kSize = 2;
+  StepRanks ranks(kSize);
+  for (int r = 0; r < kSize; ++r) {
+    StepRank& me = ranks.all[static_cast<size_t>(r)];
+    me.moments.push_back(me.exchange.moments(me.owner));
+    me.exchange.begin(*me.moments.back(), 2);
+    for (int i = 0; i < 20; ++i) me.run_pieces(r, kSize);
+  }
+  pollfd rung{ranks.doorbell.get(), POLLIN, 0};
+  CHECK(comes([&] { return ::poll(&rung, 1, 0) == 1; }));
+  for (StepRank& rank : ranks.all) rank.newest = rank.exchange.end(*rank.moments.back());
 }
 
 TEST(step_exchange_runs_schedules_by_turns_with_steps) {

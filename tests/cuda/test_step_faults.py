@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -111,6 +112,59 @@ def test_ranks_that_have_run_ahead_hear_of_one_that_is_killed(by_steps: Start) -
         when, verdict = world.outcome(survivor).value
         assert when - begin < 2
         assert "was killed by SIGKILL" in verdict
+
+
+def waits_for_room(how: str, timeout: float | None = None) -> tuple[str, list[int], str]:
+    """In the middle of an operation, with nothing else in flight, since rank 1's device does
+    nothing. An array is given up as soon as it has failed; `how`: rank 0's device is lost then."""
+    rank = Rank("functions")
+    x, _ = rank.pair(400 << 14, "float32")  # so many pieces
+    y = rank.array(400 << 14, "float32")
+    fd.all_reduce(x, out=y)
+    y.get()
+    fd.barrier()
+    control = rank.machine.control
+    control.hold(fd.rank() == 1)
+    harness.tell("held")
+    if how == "lost" and fd.rank() == 0:
+        threading.Timer(0.5, control.lose, [700]).start()
+    with pytest.raises(fd.Error) as caught:
+        fd.all_reduce(x, out=y, timeout=timeout, name="gradient")
+    time.sleep(0.5)  # in which streams end
+    if how == "killed":
+        y.free()
+        rank.machine.arrays.remove(y)
+    misuse = rank.machine.misuse()
+    control.hold(False)
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    error = caught.value
+    return error.verdict, error.values.get("missing", [error.rank]), misuse
+
+
+def test_a_rank_that_is_killed_while_others_wait_for_room(by_steps: Start) -> None:
+    world = by_steps(2)
+    world.start(waits_for_room, "killed")
+    world.hear_all()
+    time.sleep(0.5)
+    world.signal(1, signal.SIGKILL)
+    verdict, blamed, misuse = world.outcome(0).value
+    assert "was killed by SIGKILL" in verdict
+    assert (blamed, misuse) == ([1], ""), "nothing uses its arrays any more"
+
+
+def test_a_device_that_is_late_while_ranks_wait_for_room(by_steps: Start) -> None:
+    for verdict, blamed, _ in by_steps(2).run(waits_for_room, "late", 0.5):
+        assert verdict.endswith("; not reached by the device of rank 1")
+        assert blamed == [1]
+
+
+def test_a_device_that_is_lost_while_ranks_wait_for_room(by_steps: Start) -> None:
+    """It is known at once, not when time is up."""
+    for verdict, blamed, _ in by_steps(2).run(waits_for_room, "lost", 30):
+        assert verdict.startswith("rank 0: ")
+        assert "an address that is not its own" in verdict
+        assert blamed == [0]
 
 
 def test_a_rank_that_is_stopped(by_steps: Start) -> None:

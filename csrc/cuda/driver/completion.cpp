@@ -17,10 +17,11 @@ bool CompletionCount::reached(uint32_t number) const {
   return static_cast<int32_t>(now - number) >= 0;  // it wraps
 }
 
-void Backlog::note(const StreamRef& stream) {
-  if (stream.calls() - noted_ < kBetweenMarks) return;
+bool Backlog::note(const StreamRef& stream) {
+  if (stream.calls() - noted_ < kBetweenMarks) return false;
   marked_ = marks_.mark(stream);
   noted_ = stream.calls();
+  return true;
 }
 
 }  // namespace farandole::cuda

@@ -37,8 +37,9 @@ class Backlog {
  public:
   explicit Backlog(std::shared_ptr<const DeviceContext> context) : marks_(std::move(context)) {}
 
-  /// Now and then, when something was put into the stream.
-  void note(const StreamRef& stream);
+  /// When something was put into the stream. Whether it marks the place: has_room() may change
+  /// there.
+  bool note(const StreamRef& stream);
   /// Whether as much again as between two notes has its place.
   bool has_room() const { return marks_.reached(marked_ - kMostMarks); }
 

@@ -23,7 +23,7 @@ constexpr uint32_t kMostRanksThatSpin = 16;
 constexpr uint32_t kFar = 1U << 30;
 constexpr auto kBetweenDrains = std::chrono::milliseconds(1);
 constexpr int kDrainsOfGraphs = 3;
-/// Each is three calls in the stream of marks.
+/// Each is two calls in the stream of marks, and so is each mark of a backlog.
 constexpr uint32_t kMostOperations = 128;
 static_assert(2 * kMostRanks < 256);  // words of a meeting
 
@@ -251,11 +251,8 @@ uint32_t Exchange::end(Moments& moments) {
   }
   moments.complete.record(first.stream);
   newest_ = completions_.mark(first.stream);  // whoever sees it may ask for the moments' times
-  first.edge.record(first.stream);
+  ring_behind(first);
   note(0);
-  // In a stream of its own: a function of the host would hold up the next operation.
-  marks_.wait(first.edge);
-  marks_.ring(doorbell_.get());
   if (tables_) tables_->end(newest_);
   if (lane_tables_) lane_tables_->end(newest_);
   open_ = false;
@@ -265,7 +262,14 @@ uint32_t Exchange::end(Moments& moments) {
 void Exchange::note(int32_t strand) {
   if (captured_) return;
   Strand& here = strands_.at(static_cast<size_t>(strand));
-  here.backlog.note(here.stream);
+  if (here.backlog.note(here.stream)) ring_behind(here);  // an operation may wait for room
+}
+
+/// In a stream of its own: a function of the host would hold up what follows in the strand's.
+void Exchange::ring_behind(Strand& strand) {
+  strand.edge.record(strand.stream);
+  marks_.wait(strand.edge);
+  marks_.ring(doorbell_.get());
 }
 
 bool Exchange::has_room() const {

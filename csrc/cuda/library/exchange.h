@@ -148,6 +148,7 @@ class Exchange {
   void move_out(const CudaPiece& piece, DevicePointer own);
   void meet(int32_t strand);
   void note(int32_t strand);
+  void ring_behind(Strand& strand);
   void meet_by_words(Strand& here, int32_t strand);
   bool writes_words_of(uint32_t rank);
   void fold(const CudaPiece& piece);
