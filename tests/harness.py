@@ -34,7 +34,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -263,10 +263,25 @@ def _is_ours(name: str) -> bool:
 # ---- a world of ranks, as a test sees it ----
 
 
+def _ports() -> Iterator[int]:
+    """Each worker of pytest's has its own, of those that Linux gives nobody by itself (32768 and
+    more): a port that is free now is not taken by a connection of another test's before rank 0
+    listens there."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 16_000 + worker % 16 * 1000
+    for number in itertools.count(7 * os.getpid()):  # sessions side by side begin elsewhere
+        yield first + number % 1000
+
+
+_next_ports = _ports()
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _next_ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError  # there are always more
 
 
 @functools.cache
