@@ -18,6 +18,9 @@ namespace farandole::cuda {
 inline void* at_address(DevicePointer address) {
   return std::bit_cast<void*>(static_cast<uintptr_t>(address));
 }
+inline DevicePointer address_of(const void* at) {
+  return static_cast<DevicePointer>(std::bit_cast<uintptr_t>(at));
+}
 
 /// Of one allocation, in all processes: a process's random number and a count.
 struct AllocationId {

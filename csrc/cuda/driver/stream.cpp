@@ -52,12 +52,12 @@ bool StreamRef::try_wait(DevicePointer word, uint32_t value) const {
   return true;
 }
 
-bool StreamRef::try_batch(const WordBatch& batch) const {
+bool StreamRef::try_batch(WordBatch batch) const {
   const DeviceContext::Use driver(*context_);
   if (driver->StreamBatchMemOp == nullptr) return false;
-  std::vector<MemoryOperation> operations = batch.operations_;  // the driver may write to them
-  const DriverCode code = driver->StreamBatchMemOp(put(), static_cast<unsigned>(operations.size()),
-                                                   operations.data(), 0);
+  std::vector<MemoryOperation>& all = batch.operations_;  // to which the driver may write
+  const DriverCode code =
+      driver->StreamBatchMemOp(put(), static_cast<unsigned>(all.size()), all.data(), 0);
   if (code == kNotSupported) return false;
   context_->check(code, "cuStreamBatchMemOp", "let a stream write words and wait for others");
   return true;

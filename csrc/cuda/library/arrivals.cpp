@@ -1,6 +1,5 @@
 #include "cuda/library/arrivals.h"
 
-#include <bit>
 #include <cstddef>
 
 namespace farandole::cuda {
@@ -37,7 +36,7 @@ Arrivals::Arrivals(const std::shared_ptr<const DeviceContext>& context)
 void Arrivals::ask(const StreamRef& stream, const Flags* steps, const Flags* spins) {
   DevicePointer to = copied_.address();
   for (const Flags* flags : {steps, spins}) {
-    stream.copy(to, std::bit_cast<uintptr_t>(flags), sizeof(Copied));
+    stream.copy(to, address_of(flags), sizeof(Copied));
     to += sizeof(Copied);
   }
   asked_ = true;

@@ -9,10 +9,6 @@ namespace {
 constexpr uint32_t kGraphChannels = 2;
 constexpr uint32_t kArrived = 1;  // the bit that every tag has
 
-DevicePointer address_of(const uint32_t& word) {
-  return static_cast<DevicePointer>(std::bit_cast<uintptr_t>(&word));
-}
-
 }  // namespace
 
 CapturedSteps::CapturedSteps(const std::shared_ptr<const DeviceContext>& context,
@@ -67,7 +63,8 @@ void CapturedSteps::meet(const Peers& peers) {
   arrive_.launch(*stream_, {.blocks = 1, .threads = 64}, at);
   for (uint32_t r = 0; r < peers.size; ++r)
     if (r != peers.rank)
-      stream_->wait_for_bits(address_of(peers.flags[peers.rank]->arrived[at.channel][r]), kArrived);
+      stream_->wait_for_bits(address_of(&peers.flags[peers.rank]->arrived[at.channel][r]),
+                             kArrived);
   pass_.launch(*stream_, {.blocks = 1, .threads = 64}, at);
 }
 
@@ -101,9 +98,9 @@ bool CapturedSteps::have_ended(uint32_t replays) const {
 }
 
 void CapturedSteps::drain(const StreamRef& stream, const Flags* own) const {
-  stream.fill_words(address_of(counts_->given_up), 1, 1);
+  stream.fill_words(address_of(&counts_->given_up), 1, 1);
   for (uint32_t channel = 0; channel < kGraphChannels; ++channel)
-    stream.fill_words(address_of(own->arrived[channel][0]), kPassesAll, kMostRanks);
+    stream.fill_words(address_of(&own->arrived[channel][0]), kPassesAll, kMostRanks);
 }
 
 }  // namespace farandole::cuda

@@ -27,10 +27,6 @@ constexpr int kDrainsOfGraphs = 3;
 constexpr uint32_t kMostOperations = 128;
 static_assert(2 * kMostRanks < 256);  // words of a meeting
 
-DevicePointer address_of(const uint32_t* word) {
-  return static_cast<DevicePointer>(std::bit_cast<uintptr_t>(word));
-}
-
 /// Buckets of ranks that are threads of this process, by their ids: they have an address here.
 struct Local {
   std::mutex mutex;  // guards all
@@ -189,7 +185,7 @@ void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiproc
 bool Exchange::writes_words_of(uint32_t rank) {
   WordBatch batch;
   batch.write(address_of(&flags_of(rank)->arrived[0][rank_]), 0);
-  return marks_.try_batch(batch);
+  return marks_.try_batch(std::move(batch));
 }
 
 void Exchange::let_go_of_peers() noexcept {
@@ -337,7 +333,7 @@ void Exchange::meet_by_words(Strand& here, int32_t strand) {
   batch.write(address_of(&flags_of(rank_)->epoch[strand]), met);
   for (uint32_t r = 0; r < size_; ++r)
     if (r != rank_) batch.wait(address_of(&flags_of(rank_)->arrived[strand][r]), met);
-  if (!here.stream.try_batch(batch))
+  if (!here.stream.try_batch(std::move(batch)))
     throw Error(ErrorCode::device, "the driver has forgotten how to write words of other ranks");
   here.met = met;
 }
