@@ -63,12 +63,11 @@ class Daemon:
         """It, and its server. One that does not go by itself is killed."""
         held = self._processes()
         self._run(asked="quit")
-        end = time.monotonic() + LIMIT
-        while any(map(_runs, held)) and time.monotonic() < end:
-            time.sleep(0.05)
+        _await_ends(held)
         for pid in filter(_runs, held):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        _await_ends(held)
 
     def _processes(self) -> list[int]:
         """The daemon's and its servers'."""
@@ -101,6 +100,12 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _await_ends(pids: list[int]) -> None:
+    end = time.monotonic() + LIMIT
+    while any(map(_runs, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

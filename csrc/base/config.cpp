@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +27,15 @@ Error unreadable(std::string_view name, std::string_view text, const std::string
                "correct the variable, or unset it");
 }
 
+/// Cuts off the number that `text` begins with; -1 where there is none. By no locale: that of the
+/// program may want 1,5.
+double take_number(std::string_view& text) {
+  double value = -1;
+  const char* const end = std::from_chars(text.data(), text.data() + text.size(), value).ptr;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return value;
+}
+
 /// A variable bound to its member; the type decides how it is read and shown.
 struct Variable {
   std::string_view name;
@@ -41,10 +49,9 @@ struct Variable {
 Variable number(std::string_view name, double Config::* member, std::string_view doc) {
   return {name, "number", doc,
           [=](Config& c, std::string_view text) {
-            const std::string copy(text);
-            char* end = nullptr;
-            c.*member = std::strtod(copy.c_str(), &end);
-            if (copy.empty() || *end != 0 || !(c.*member >= 0))
+            std::string_view rest = text;
+            c.*member = take_number(rest);
+            if (!rest.empty() || !(c.*member >= 0))
               throw unreadable(name, text, "a number of at least 0");
           },
           [=](const Config& c) {
@@ -57,17 +64,14 @@ Variable number(std::string_view name, double Config::* member, std::string_view
 Variable bytes(std::string_view name, size_t Config::* member, std::string_view doc) {
   return {name, "bytes", doc,
           [=](Config& c, std::string_view text) {
-            const std::string copy(text);
-            char* end = nullptr;
-            errno = 0;
-            const double value = std::strtod(copy.c_str(), &end);
-            const std::string_view unit(end);
+            std::string_view unit = text;
+            const double value = take_number(unit);
             const double scale = unit.empty()                   ? 1
                                  : unit == "K" || unit == "KiB" ? 1024
                                  : unit == "M" || unit == "MiB" ? 1024.0 * 1024
                                  : unit == "G" || unit == "GiB" ? 1024.0 * 1024 * 1024
                                                                 : -1;
-            if (copy.empty() || end == copy.c_str() || scale < 0 || !(value >= 0) || value > 1e15)
+            if (scale < 0 || !(value >= 0) || value > 1e15)
               throw unreadable(name, text, "a size in bytes such as 1048576, 512K, 25M or 2G");
             c.*member = static_cast<size_t>(value * scale);
           },
@@ -283,6 +287,7 @@ constexpr std::string_view kPrefix = "FARANDOLE_";
 /// Set by launchers and by tests for the ranks, not by people.
 bool is_read_elsewhere(std::string_view name) {
   return name == "FARANDOLE_RUN_ID" || name == "FARANDOLE_RESTART_COUNT" ||
+         name == "FARANDOLE_WORKER" || name == "FARANDOLE_WORKER_PID" ||
          name == "FARANDOLE_SECRET_FILE" || name == "FARANDOLE_SPLIT_HOSTS" ||
          name.starts_with("FARANDOLE_TEST_");
 }

@@ -331,6 +331,9 @@ struct CudaTable {
   int32_t (*is_complete)(const CudaExchange* exchange, uint32_t number);
   /// Of timed ones, once the operation is complete.
   int32_t (*times_of)(const CudaMoments* moments, CudaTimes* times, CudaFailure* failure);
+  /// Of an operation that has ended (end): the doorbell of the exchange's shape is rung when it is
+  /// complete.
+  int32_t (*ring_after)(CudaExchange* exchange, const CudaMoments* moments, CudaFailure* failure);
   /// What follows in `stream` (a CUstream) waits for the operation. Any thread.
   int32_t (*complete_before)(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
                              CudaFailure* failure);
@@ -356,6 +359,9 @@ struct CudaTable {
   void (*graph_state)(const CudaExchange* exchange, CudaGraphState* state);
   /// 1: the state says that graphs overlap, or differ between ranks.
   int32_t (*graphs_are_wrong)(const CudaExchange* exchange);
+  /// Graphs that are launched from now on wait for nobody; their results mean nothing. Takes some
+  /// milliseconds.
+  void (*give_up_graphs)(CudaExchange* exchange);
 
   // ---- a multicast object of an exchange, once all peers are mapped ----
 
@@ -394,6 +400,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 13;
+inline constexpr uint32_t kCudaTableVersion = 15;
 
 }  // namespace farandole

@@ -246,7 +246,7 @@ void Trace::close() {
   writing_.store(true);
   wait_until_outside();
   store_->unlink();
-  store_->forget_events();
+  store_->let_go();
 }
 
 void Trace::drop_file() {

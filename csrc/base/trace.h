@@ -91,8 +91,8 @@ class Trace {
   /// there as a whole or not at all. Events of other threads meanwhile are lost. Throws
   /// Error(resource).
   void write();
-  /// Nothing is recorded any more, and the memory of events is given back, its file too. Who still
-  /// holds the pointer may go on calling.
+  /// Nothing is recorded any more, and the memory of events is given back, the file's descriptor
+  /// too. Who still holds the pointer may go on calling.
   void close();
   /// The process ends, and has written its part: the file of the rings is not needed.
   void drop_file();

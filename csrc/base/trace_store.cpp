@@ -194,7 +194,7 @@ void TraceStore::map(int protection) {
 }
 
 TraceStore::~TraceStore() {
-  if (head_ != nullptr) ::munmap(head_, kBytes);
+  if (head_ != nullptr) ::munmap(head_, events_ != nullptr ? kBytes : kHeadBytes);
 }
 
 bool TraceStore::reserve(size_t row) const {
@@ -207,7 +207,12 @@ void TraceStore::unlink() {
   path_.clear();
 }
 
-void TraceStore::forget_events() { ::madvise(events_, kBytes - kHeadBytes, MADV_REMOVE); }
+void TraceStore::let_go() {
+  ::madvise(events_, kBytes - kHeadBytes, MADV_REMOVE);  // children may have it mapped, too
+  ::munmap(events_, kBytes - kHeadBytes);
+  events_ = nullptr;
+  file_.reset();
+}
 
 std::string TraceStore::part_name() const {
   return "rank-" + std::to_string(head_->rank) + ".jsonl";

@@ -55,8 +55,9 @@ class TraceStore {
   int file() const { return file_.get(); }
   /// The file goes. What has it mapped may go on.
   void unlink();
-  /// Gives the memory of the events back.
-  void forget_events();
+  /// Gives the descriptor and the memory of the events back. The head stays: who still holds the
+  /// trace counts there what is refused.
+  void let_go();
 
   /// `rank-N.jsonl`, one Chrome trace event a line: of what there is. `still`: nobody writes, nor
   /// was killed as it wrote.

@@ -15,6 +15,8 @@ Error invalid(const char* what, const std::string& text) {
   return Error(ErrorCode::invalid_argument, std::string(what) + " " + text);
 }
 
+constexpr const char* kNoMemory = "has no memory: it was freed, or it only stands in for a tensor";
+
 // ---- the buffer protocol ----
 
 /// Of integers C's types have letters, several of one size: signed ones are small.
@@ -76,6 +78,7 @@ const char* name_of_kind(int kind) {
 Borrowed borrow_dlpack(const py::object& array, const char* what) {
   if (const auto device = dlpack_device(array); device && device->first != kDlHost)
     throw wrong_kind(what, device->first);
+  if (is_negated(array.ptr())) throw invalid(what, "is a negated view; pass tensor.resolve_neg()");
   py::object capsule;
   try {
     capsule = array.attr("__dlpack__")();
@@ -90,6 +93,7 @@ Borrowed borrow_dlpack(const py::object& array, const char* what) {
   if (!dtype || t->dtype.lanes != 1) throw invalid(what, "has an unsupported element type");
   size_t count = 1;
   for (int i = 0; i < t->ndim; ++i) count *= static_cast<size_t>(t->shape[i]);
+  if (t->data == nullptr && count > 0) throw invalid(what, kNoMemory);
   return {{static_cast<std::byte*>(t->data) + t->byte_offset, count, *dtype}, array};
 }
 
@@ -171,6 +175,7 @@ void bind_arrays(py::module_& module) {
         const auto known = dtype_named(dtype);
         if (!known)
           throw Error(ErrorCode::invalid_argument, "dtype " + dtype + " is not supported");
+        if (pointer == 0 && count > 0) throw invalid("tensor", kNoMemory);
         return PointedBuffer{{reinterpret_cast<std::byte*>(pointer), count, *known},
                              std::move(owner)};
       }),

@@ -113,7 +113,8 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.job = job;  // where ranks of one host meet
   if (others) me.job += ":host " + others->ranks.at(static_cast<size_t>(rank)).host;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
-  me.agree = agreed_settings(config) + (agree.empty() ? "" : ", " + agree);
+  me.settings = agreed_settings(config);
+  me.agree = agree;
   me.others = others;
   if (rank == me.holder())
     me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
@@ -170,6 +171,7 @@ void leave(Group& group) {
     const py::gil_scoped_release unlocked;
     group.engine()->leave();
     group.engine()->driver().stop();
+    group.engine()->end_tasks();
     std::optional<Error> failure = group.engine()->leave_transports();
     if (!failure) failure = failure_of(group);
     if (failure) abandon_mpi(failure->verdict(), failure->where().rank != world_rank(group));

@@ -21,8 +21,8 @@ py::list rows_of(const std::vector<Bucket>& buckets);
 template <typename Wait>
 void wait_or_raise(Group& group, Wait wait_until, const py::object& timeout) {
   refuse_in_child();
-  const auto interrupted = [&] {
-    group.abort_interrupted();
+  const auto interrupted = [&](const std::string& by) {
+    group.abort_interrupted(by);
     try {
       wait_until(Deadline::never());
     } catch (const Error&) {  // NOLINT: the interruption itself

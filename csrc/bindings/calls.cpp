@@ -76,8 +76,8 @@ BorrowedOperand borrow_both(const py::object& input, const py::object& output) {
 bool wait_for(const std::shared_ptr<Group>& group, const WaitUntil& wait_until, Deadline deadline) {
   return wait_from_python(
       wait_until,
-      [&] {
-        group->abort_interrupted();
+      [&](const std::string& by) {
+        group->abort_interrupted(by);
         try {
           wait_until(Deadline::never());
         } catch (const Error&) {  // NOLINT: the interruption itself

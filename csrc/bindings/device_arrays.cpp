@@ -234,6 +234,7 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
     span.queue = open(known->device);
     follow(group, span, current_stream(array));
   } else if (const auto device = dlpack_device(array)) {
+    if (is_negated(array.ptr())) throw unfit(what, "is a negated view; pass tensor.resolve_neg()");
     span.queue = open(device->second);
     const auto stream = current_stream(array);
     follow(group, span, stream);

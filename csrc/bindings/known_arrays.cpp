@@ -149,8 +149,9 @@ bool is_watched(PyObject* tensor) {
   return watched;
 }
 
-/// PyTorch's negated views: their memory holds other numbers than they show.
-bool is_negated(PyObject* tensor) {
+}  // namespace
+
+bool is_negated(PyObject* tensor) noexcept {
   static PyObject* const name = PyUnicode_InternFromString("is_neg");
   PyObject* answer = PyObject_CallMethodNoArgs(tensor, name);
   const bool negated = answer == Py_True;
@@ -158,8 +159,6 @@ bool is_negated(PyObject* tensor) {
   if (answer == nullptr) PyErr_Clear();
   return negated;
 }
-
-}  // namespace
 
 std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   if (!offers_look(Py_TYPE(array))) return std::nullopt;
@@ -173,6 +172,7 @@ std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   if (!dtype || t.dtype.lanes != 1 || t.device.type != 1 || !is_contiguous(t)) return std::nullopt;
   size_t count = 1;
   for (int i = 0; i < t.ndim; ++i) count *= static_cast<size_t>(t.shape[i]);
+  if (t.data == nullptr && count > 0) return std::nullopt;
   return LookedAt{{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype},
                   {t.shape, static_cast<size_t>(t.ndim)}};
 }

@@ -31,6 +31,10 @@ struct LookedAt {
 };
 std::optional<LookedAt> look_at_tensor(PyObject* tensor) noexcept;
 
+/// PyTorch's negated views: their memory holds other numbers than they show, and __dlpack__ gives
+/// it out all the same.
+bool is_negated(PyObject* tensor) noexcept;
+
 /// The stream in which this thread orders its work on a device, of an array whose type offers
 /// DLPack's C functions; nothing for others.
 std::optional<uint64_t> current_stream_of(PyObject* array, int device_type, int device) noexcept;

@@ -23,7 +23,8 @@ inline void look_for_signals() {
 }
 
 /// Calls `wait_until(deadline)` (true: complete) in slices without the GIL until it is complete or
-/// `deadline` passes. A signal handler that raises (Ctrl-C) runs `interrupted` first.
+/// `deadline` passes. A signal handler that raises runs `interrupted(name of what it raised)`
+/// first.
 ///
 /// Signals are heard before an error is raised: Ctrl-C reaches all ranks, and one left pending
 /// while another rank's report arrives would strike in the display of that error.
@@ -46,8 +47,9 @@ bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadlin
     if (PyErr_CheckSignals() != 0) {
       py::error_already_set error;  // takes the pending exception
       if (!failure) {               // else nothing is under way any more
+        const std::string by = py::str(error.type().attr("__name__"));
         const py::gil_scoped_release unlocked;
-        interrupted();
+        interrupted(by);
       }
       throw error;
     }

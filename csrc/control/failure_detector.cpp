@@ -97,6 +97,7 @@ void HostFailureDetector::report(const Error& error) {
   if (!cell_.state.value.compare_exchange_strong(alive, 1)) return;  // somebody was first
   cell_.record = record;
   cell_.state.value.store(2, std::memory_order_seq_cst);  // partners: failed, verdict
+  reports_made.fetch_add(1);
 }
 
 std::optional<Error> HostFailureDetector::verdict() const {

@@ -2,6 +2,8 @@
 // becomes everybody's verdict.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -20,6 +22,9 @@ class FailureDetector {
   /// Equal on every rank once present.
   virtual std::optional<Error> verdict() const = 0;
 };
+
+/// Of this process: those who sleep are woken after each.
+inline std::atomic<uint64_t> reports_made{0};
 
 /// The error as a fixed layout that another process may read; texts are cut to fit.
 struct ErrorRecord {

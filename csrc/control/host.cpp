@@ -68,7 +68,7 @@ std::vector<int> Host::ranks_here() const {
 std::string Host::name_of(int world_rank) const {
   const HostPeer& peer = peers[static_cast<size_t>(world_rank)];
   return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) +
-         (peer.here ? "" : " on " + peer.info.host) + ")";
+         (mesh == nullptr ? "" : " on " + peer.info.host) + ")";
 }
 
 std::string Host::state_of(int world_rank) const {
@@ -77,10 +77,9 @@ std::string Host::state_of(int world_rank) const {
 }
 
 std::string Host::name_and_state_of(int world_rank) const {
-  if (!is_here(world_rank)) return name_of(world_rank);
-  const pid_t pid = peers[static_cast<size_t>(world_rank)].info.pid;
-  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
-         process_state(pid) + ")";
+  std::string name = name_of(world_rank);
+  if (!is_here(world_rank)) return name;
+  return name.substr(0, name.size() - 1) + ", " + state_of(world_rank) + ")";
 }
 
 bool Host::stands_still(int world_rank) const {

@@ -53,11 +53,12 @@ struct Host {
   bool share_one(int world_rank, int other) const;
   /// The world ranks that map the segment, ascending.
   std::vector<int> ranks_here() const;
-  /// "rank 3 (pid 4711)", of one elsewhere "rank 3 (pid 4711 on b)".
+  /// "rank 3 (pid 4711)", in a world of several hosts "rank 3 (pid 4711 on b)": all of them may
+  /// read it.
   std::string name_of(int world_rank) const;
   /// What it is doing, as far as that is to be seen from here: "running", "on another host".
   std::string state_of(int world_rank) const;
-  /// "rank 3 (pid 4711, stopped)", of one elsewhere as name_of().
+  /// "rank 3 (pid 4711, stopped)", of one on another host as name_of().
   std::string name_and_state_of(int world_rank) const;
   bool stands_still(int world_rank) const;
 };

@@ -87,7 +87,8 @@ std::optional<ToldDeath> next_told_death(int ear) {
 
 void tell_launcher(std::string_view word) noexcept {
   const char* run = std::getenv("FARANDOLE_RUN_ID");
-  const char* rank = std::getenv("RANK");
+  const char* rank = std::getenv("FARANDOLE_WORKER");  // of an elastic job: its ranks change
+  if (rank == nullptr) rank = std::getenv("RANK");
   if (run == nullptr || rank == nullptr) return;
   const Name name("farandole-launcher-%.64s", run);
   const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);

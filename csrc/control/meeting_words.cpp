@@ -27,6 +27,9 @@ Hello hello_from(const Invitation& me) {
   h.size = me.size;
   h.pid = ::getpid();
   copy_cut(version(), h.version);
+  if (me.settings.size() >= sizeof h.settings || me.agree.size() > kMostAgreed)
+    throw Error(ErrorCode::internal, "what ranks must agree on is too long to be told");
+  copy_cut(me.settings, h.settings);
   copy_cut(me.agree, h.agree);
   const CpuSet set = usable_cpus();
   for (size_t i = 0; i < set.size(); ++i)

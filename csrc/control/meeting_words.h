@@ -1,6 +1,6 @@
 // What ranks say to each other while they meet: rank 0 greets, a guest says Hello, is given a seat,
-// says that it has all it needs, and hears from rank 0 that everybody has. One build's structs;
-// both ends are on one host.
+// says that it has all it needs, and hears from rank 0 that everybody has. One build's structs,
+// but for Hello; both ends are on one host.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-inline constexpr uint32_t kMeetingProtocol = 3;
+inline constexpr uint32_t kMeetingProtocol = 4;
 
 /// Rank 0's first word on every connection: somebody else may hold the job's name.
 struct Greeting {
@@ -23,16 +23,20 @@ struct Greeting {
 };
 inline constexpr Greeting kGreeting{"farandole: rank 0 here"};
 
+/// Of any version it has this size, and begins like this: so that another version is known as such.
 struct Hello {
   uint32_t protocol;
   int32_t rank, size;
   int32_t pid;
   char version[32];
-  char agree[256];
   uint64_t cpus[16];
+  char settings[320];
+  char agree[kMostAgreed + 4];
   int32_t trouble_code;  // why it cannot join, if `trouble` says anything
   char trouble[256];
+  char unused[64];
 };
+static_assert(sizeof(Hello) == 1024);
 
 /// Yes, or the error that ends the meeting on every rank.
 struct Answer {

@@ -14,6 +14,7 @@ void MeshFailureDetector::report(const Error& error) {
   uint64_t alive = 0;
   if (!cell_->state.value.compare_exchange_strong(alive, 1)) return;
   mesh_->report(key_, members_, encode(error));
+  reports_made.fetch_add(1);
 }
 
 std::optional<Error> MeshFailureDetector::verdict() const {

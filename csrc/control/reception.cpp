@@ -32,6 +32,25 @@ std::optional<size_t> seat_of(int rank, const std::vector<int>& ranks) {
   return static_cast<size_t>(found - ranks.begin());
 }
 
+/// In what all ranks must have alike.
+std::optional<Error> difference(const Hello& host, const Hello& guest) {
+  const std::string ours = text_in(host.settings), theirs = text_in(guest.settings);
+  const std::string holder = ", rank " + std::to_string(host.rank) + " has ";
+  if (ours != theirs) {
+    const auto alike = std::ranges::mismatch(ours, theirs).in1 - ours.begin();
+    const size_t comma = ours.substr(0, static_cast<size_t>(alike)).rfind(", ");
+    const size_t begin = comma == std::string::npos ? 0 : comma + 2;
+    const auto one = [&](const std::string& all) {
+      return all.substr(begin, all.find(", ", begin) - begin);
+    };
+    return Error(ErrorCode::rendezvous, who(guest) + " has " + one(theirs) + holder + one(ours));
+  }
+  const std::string word = text_in(host.agree), other = text_in(guest.agree);
+  if (word == other) return std::nullopt;
+  return Error(ErrorCode::rendezvous,
+               who(guest) + " has agree [" + other + "]" + holder + "[" + word + "]");
+}
+
 std::optional<Error> objection(const Hello& host, const Hello& guest,
                                const std::vector<Guest>& seats, const std::vector<int>& ranks) {
   const std::string holder = "rank " + std::to_string(host.rank);
@@ -57,10 +76,7 @@ std::optional<Error> objection(const Hello& host, const Hello& guest,
   if (guest.trouble[0] != 0)
     return as_told(guest, Error(code_in(guest.trouble_code), text_in(guest.trouble)));
   if (seats[*seat].socket) return two_are(seats[*seat].hello);
-  if (std::strncmp(host.agree, guest.agree, sizeof host.agree) != 0)
-    return Error(ErrorCode::rendezvous, who(guest) + " has settings [" + guest.agree + "], " +
-                                            holder + " has [" + host.agree + "]");
-  return std::nullopt;
+  return difference(host, guest);
 }
 
 Error missing(const std::vector<Guest>& seats, const std::vector<int>& ranks) {
@@ -235,7 +251,6 @@ class Reception {
     Hello hello{};
     std::vector<Fd> fds;
     if (!receive_message(guest.socket.get(), &hello, sizeof hello, &fds)) return;
-    hello.version[sizeof hello.version - 1] = hello.agree[sizeof hello.agree - 1] = 0;
     if (hello.trouble[0] == 0 && fds.size() != 2) return;
     if (const auto why = objection(mine_, hello, seats_, ranks_)) throw *why;
     seats_[*seat_of(hello.rank, ranks_)] = {std::move(guest.socket), hello, std::move(fds[0]),

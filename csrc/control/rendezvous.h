@@ -30,12 +30,16 @@ struct OtherHosts {
   std::vector<Fd> listeners;         // of this rank's own addresses
 };
 
+/// Bytes of a word that a program's ranks agree on.
+inline constexpr size_t kMostAgreed = 200;
+
 struct Invitation {
   int rank = 0;
   int size = 1;
   std::string job;  // same on all ranks of this job and no other, e.g. "127.0.0.1:29500:run:epoch"
   size_t arena_bytes = 0;
-  std::string agree;                             // settings on which all ranks must agree, as text
+  std::string settings{};                        // that all ranks must have: "A=1, B=2"
+  std::string agree{};                           // a word of the program's own that all must give
   std::function<void()> interrupted = [] {};     // asked ten times a second; throws to give up
   ForeignWish foreign = ForeignWish::if_faster;  // reaching each other's memory by address
   std::string hand_out{};                        // rank 0's: all are told it (Host::handed_out)

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "devices/device_queue.h"
 #include "devices/peers.h"
@@ -67,6 +69,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   void end_captured() { ask_cuda(library_.end_captured, exchange_.get()); }
   /// Costs nothing. Any thread.
   bool graphs_are_wrong() const { return library_.graphs_are_wrong(exchange_.get()) != 0; }
+  /// What is launched from now on waits for nobody; its results mean nothing.
+  void give_up_graphs() noexcept { library_.give_up_graphs(exchange_.get()); }
   /// Costs nothing. Any thread.
   CudaGraphState graph_state() const {
     CudaGraphState state{};
@@ -82,6 +86,10 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   bool is_complete(uint32_t number) const {
     return library_.is_complete(exchange_.get(), number) != 0;
   }
+  /// The rank's doorbell rings when the operation is complete.
+  void ring_after(const CudaMoments& moments) {
+    ask_cuda(library_.ring_after, exchange_.get(), &moments);
+  }
   /// What follows in `stream` waits for the operation. Any thread.
   void complete_before(const CudaMoments& moments, uint64_t stream) {
     ask_cuda(library_.complete_before, exchange_.get(), &moments, stream);
@@ -94,6 +102,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
     ask_cuda(library_.look_for_late, exchange_.get(), &late);
     return late;
   }
+  /// Of what is not complete when its watch ends: until this ends, which waits for its streams.
+  void keep(std::shared_ptr<const void> arrays) { kept_.push_back(std::move(arrays)); }
   /// The ranks have failed: again and again, until all is complete.
   void drain() { ask_cuda(library_.drain, exchange_.get()); }
 
@@ -129,7 +139,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
  private:
   const CudaTable& library_;
   int device_;
-  std::unique_ptr<CudaExchange, void (*)(CudaExchange*)> exchange_;
+  std::vector<std::shared_ptr<const void>> kept_;
+  std::unique_ptr<CudaExchange, void (*)(CudaExchange*)> exchange_;  // ends before what it uses
 };
 
 }  // namespace farandole

@@ -25,6 +25,7 @@ void GraphBackend::start(const Operation& operation, uint32_t sequence) {
 }
 
 Progress GraphBackend::poll(TimePoint) {
+  if (left_) throw left_world();
   if (meeting_) {
     const bool moved = meeting_->poll();
     if (!meeting_->done()) return moved ? Progress::moved : Progress::idle;
@@ -47,6 +48,11 @@ void GraphBackend::capture() {
     throw on_rank(error, host_.rank);
   }
   arrays_->launched.store(true, std::memory_order_release);  // partner: StepCall::hand_over
+}
+
+void GraphBackend::leave() {
+  left_ = true;
+  watch_.end();
 }
 
 std::vector<int> GraphBackend::lacking() const {

@@ -31,6 +31,8 @@ class GraphBackend : public Backend {
   void take(StepArrays& arrays) { arrays_ = &arrays; }
   void poll_replays() { watch_.poll(); }
   void look_around(TimePoint when) { watch_.look_around(when); }
+  /// Task::leave, of its owner.
+  void leave();
   /// Whether graphs use its bucket, now or later.
   bool has_graphs() const { return watch_.has_graphs(); }
 
@@ -55,6 +57,7 @@ class GraphBackend : public Backend {
   std::optional<PeerMeeting> meeting_;  // until all have met
   std::string no_buckets_;              // why none; the same on all ranks
   ReplayWatch watch_;
+  bool left_ = false;
 
   // The operation in flight.
   const Operation* operation_ = nullptr;

@@ -26,13 +26,19 @@ ReplayWatch::ReplayWatch(Engine& engine, const Membership& membership,
       watch_(engine, membership, exchange_) {}
 
 ReplayWatch::~ReplayWatch() {
-  if (in_child() || titles_.empty()) return;
+  if (!in_child()) end();
+}
+
+void ReplayWatch::end() {
+  if (std::exchange(ended_, true) || titles_.empty()) return;
   try {
     wait_at_the_end();
   } catch (const Error&) {  // NOLINT: nothing ends in a context that is lost
   }
   if (const auto wrong = difference(exchange_->graph_state()); wrong && !reported_)
     log(LogLevel::error, wrong->what());
+  watch_.end();
+  exchange_->give_up_graphs();
 }
 
 void ReplayWatch::wait_at_the_end() {

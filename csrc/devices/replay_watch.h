@@ -17,7 +17,7 @@ class ReplayWatch {
   /// `timeout`: of a replay, from when it is seen; zero: none.
   ReplayWatch(Engine& engine, const Membership& membership,
               std::shared_ptr<DeviceExchange> exchange, Duration timeout);
-  /// Waits for collectives that have begun, while all ranks are there.
+  /// As end().
   ~ReplayWatch();
   ReplayWatch(const ReplayWatch&) = delete;
   ReplayWatch& operator=(const ReplayWatch&) = delete;
@@ -30,6 +30,9 @@ class ReplayWatch {
 
   void poll();
   void look_around(TimePoint when);
+  /// Waits for collectives that have begun, while all ranks are there; those that begin later wait
+  /// for nobody.
+  void end();
 
  private:
   void wait_at_the_end();
@@ -50,7 +53,7 @@ class ReplayWatch {
   std::vector<std::string> titles_;  // of collectives, by number
   uint32_t seen_ = 0;                // replays that the watch has, or had
   TimePoint seen_at_{}, next_drain_{};
-  bool reported_ = false;
+  bool reported_ = false, ended_ = false;
   StepWatch watch_;
 };
 

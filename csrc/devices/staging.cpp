@@ -92,10 +92,21 @@ std::shared_ptr<StagingBlock> Staging::make(const std::shared_ptr<DeviceQueue>& 
   auto block = std::make_shared<StagingBlock>();
   block->queue = queue;
   block->bytes = bytes;
-  block->memory = {arena_->allocate(bytes), [arena = arena_](std::byte* p) { arena->release(p); }};
+  block->memory = {allocate(bytes), [arena = arena_](std::byte* p) { arena->release(p); }};
   block->pages = queue->register_pages(block->memory.get(), bytes);
   ++made_;
   return block;
+}
+
+/// In place of all that lies idle, where the arena has too little left beside it.
+std::byte* Staging::allocate(size_t bytes) {
+  try {
+    return arena_->allocate(bytes);
+  } catch (const Error&) {
+    if (idle_.empty()) throw;
+  }
+  idle_.clear();
+  return arena_->allocate(bytes);
 }
 
 /// Smallest first, as long as much lies idle.

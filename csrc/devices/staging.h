@@ -66,6 +66,7 @@ class Staging : public Task {
   using Letting = std::vector<std::shared_ptr<const void>>;
 
   std::shared_ptr<StagingBlock> make(const std::shared_ptr<DeviceQueue>& queue, size_t bytes);
+  std::byte* allocate(size_t bytes);
   void take_back(Letting& letting);
   void drop_too_small(const DeviceQueue& queue, size_t bytes);
 

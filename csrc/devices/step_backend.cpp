@@ -57,6 +57,7 @@ void StepBackend::start(const Operation& operation, uint32_t sequence) {
 }
 
 Progress StepBackend::poll(TimePoint until) {
+  if (left_) throw left_world();
   if (meeting_) {
     const bool moved = meeting_->poll();
     if (!have_met()) return moved ? Progress::moved : Progress::idle;
@@ -124,6 +125,12 @@ void StepBackend::stop_meeting() {
   if (!meeting_) return;
   no_buckets_ = "a rank has left its devices";
   end_meeting();
+}
+
+void StepBackend::leave() {
+  left_ = true;
+  in_part_ = false;
+  stop_meeting();
 }
 
 /// For this operation or for all.
@@ -335,7 +342,7 @@ void StepBackend::abort() noexcept {
 void StepBackend::end_in_part() noexcept {
   try {
     watch_.launched(exchange_->end(*arrays_->moments));
-  } catch (const std::exception&) {  // NOLINT: nothing runs in a context that is lost
+  } catch (const std::exception&) {  // NOLINT: the operation has failed already
     watch_.drop_newest();
   }
 }

@@ -38,6 +38,8 @@ class StepBackend : public Backend {
   PeerParting* parting() { return parting_ ? &*parting_ : nullptr; }
   /// They meet no more: this rank ends.
   void stop_meeting();
+  /// The same, and nothing is launched any more.
+  void leave();
   /// No operation is launched in part, nor was one that failed.
   bool rests() const { return !begun_ || next_ == count_; }
 
@@ -105,6 +107,7 @@ class StepBackend : public Backend {
   const Planner* planner_ = nullptr;  // whose schedule lanes run
   CudaLaneRoom lane_room_{};
   std::string declined_;
+  bool left_ = false;
   bool begun_ = false, in_part_ = false;  // its begin is in the streams, its end is not
   TimePoint asked_nccl_{}, crowded_since_{};
 

@@ -35,10 +35,13 @@ StepWatch::StepWatch(Engine& engine, Membership membership,
       late_(around_, membership_, exchange_) {}
 
 StepWatch::~StepWatch() {
-  if (in_child()) return;
+  if (!in_child()) end();
+}
+
+void StepWatch::end() {
   // Nobody is there to flush it with.
   if (exchange_ && membership_.detector->failed()) exchange_->abort_nccl();
-  for (drop_complete(); !in_flight_.empty(); drop_complete()) {
+  for (poll(); !in_flight_.empty(); poll()) {
     const TimePoint when = now();
     StepInFlight& first = in_flight_.front();
     see(first, when);
@@ -57,6 +60,10 @@ StepWatch::~StepWatch() {
     }
     std::this_thread::sleep_for(kNapAtTheEnd);
   }
+  for (; !in_flight_.empty(); in_flight_.pop_front()) {
+    exchange_->keep(std::move(in_flight_.front().kept));
+    engine_.let_go();
+  }
 }
 
 void StepWatch::add(StepInFlight step) {
@@ -70,6 +77,7 @@ void StepWatch::launched(uint32_t number) {
 
 void StepWatch::drop_newest() {
   if (in_flight_.empty() || in_flight_.back().number) return;
+  exchange_->keep(std::move(in_flight_.back().kept));
   in_flight_.pop_back();
   engine_.let_go();
 }
@@ -77,6 +85,18 @@ void StepWatch::drop_newest() {
 void StepWatch::poll() {
   if (!in_flight_.empty())
     for (size_t n = drop_complete(); n > 0; --n) engine_.let_go();
+}
+
+/// Whoever polls looks at a word, so most operations need no bell, which is calls of the driver.
+void StepWatch::before_park() {
+  if (in_flight_.empty()) return;
+  StepInFlight& first = in_flight_.front();
+  if (first.rings || !first.number || !first.moments) return;
+  first.rings = true;
+  try {
+    exchange_->ring_after(*first.moments);
+  } catch (const Error&) {  // NOLINT: a device that is lost is found by the next look around
+  }
 }
 
 /// How many there were.

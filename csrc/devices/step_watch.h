@@ -26,13 +26,14 @@ struct StepInFlight {
   StepMoments moments;
   std::shared_ptr<const void> kept;  // what keeps its arrays
   TimePoint seen{};                  // by the first look around; its deadline counts from there
+  bool rings = false;                // when it is complete
 };
 
 /// By the thread that polls; its end by any.
 class StepWatch {
  public:
   StepWatch(Engine& engine, Membership membership, std::shared_ptr<DeviceExchange> exchange);
-  /// Waits for what is in flight, as long as its deadline allows and all ranks live.
+  /// As end().
   ~StepWatch();
   StepWatch(const StepWatch&) = delete;
   StepWatch& operator=(const StepWatch&) = delete;
@@ -40,11 +41,15 @@ class StepWatch {
   void add(StepInFlight step);
   /// All of the newest one, which had no number, is in the streams.
   void launched(uint32_t number);
-  /// Its end cannot be: nothing of it runs any more.
+  /// Its end cannot be put there, and nothing tells when what is there has run.
   void drop_newest();
 
   void poll();
+  /// The end of the oldest one will wake this rank.
+  void before_park();
   void look_around(TimePoint now);
+  /// Waits for what is in flight, as long as its deadline allows and all ranks live.
+  void end();
   bool idle() const { return in_flight_.empty(); }
 
  private:

@@ -19,6 +19,7 @@ constexpr int kMostRanksOfSteps = 64;                 // that the kernels take
 constexpr size_t kMostFailed = 1024;                  // calls that are remembered
 constexpr auto kPartingPatience = std::chrono::seconds(3);
 constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
+constexpr auto kBetweenInterruptions = std::chrono::milliseconds(100);
 constexpr auto kBetweenPartingLooks = std::chrono::milliseconds(1);
 
 struct KnownSteps {
@@ -96,7 +97,11 @@ std::shared_ptr<Steps> Steps::of_owner(Group& group, uint64_t key,
 }
 
 Steps::Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int device)
-    : engine_(*group.engine()), key_(key), owner_(std::move(owner)), device_(device) {
+    : engine_(*group.engine()),
+      key_(key),
+      owner_(std::move(owner)),
+      interrupted_(group.defaults().interrupted),
+      device_(device) {
   kept_for_others().sweep();
   PeerOffer bucket = open_exchange(group, exchange_, InGraphs::no);
   watch_.emplace(engine_, group.membership(), exchange_);
@@ -140,11 +145,17 @@ GraphBackend& Steps::graphs(Group& group) {
 }
 
 Steps::~Steps() {
-  if (in_child()) return;
-  graphs_.reset();  // this and the next: whatever is in flight is waited for
-  watch_.reset();
+  if (!in_child()) leave();
+}
+
+/// Whatever is in flight is waited for. Handles may still have it handed over.
+void Steps::leave() {
+  if (std::exchange(left_, true)) return;
+  if (GraphBackend* const graphs = made_graphs_.load(std::memory_order_acquire)) graphs->leave();
+  watch_->end();
+  backend_->leave();
   if (!exchange_) return;
-  backend_->stop_meeting();
+  exchange_->let_go_of_peers();  // drains what did not come to its end
   PeerParting* const parting = backend_->parting();
   if (parting == nullptr) return;
   part();
@@ -152,7 +163,7 @@ Steps::~Steps() {
   const auto dead = [this](int member) { return is_dead(member); };
   while (!parting->is_over(dead)) {
     if (patience.passed(now())) {
-      keep_for_others(std::move(exchange_), std::move(*parting));
+      keep_for_others(exchange_, std::move(*parting));
       return;
     }
     std::this_thread::sleep_for(kBetweenPartingLooks);
@@ -179,15 +190,24 @@ void Steps::check(const StepArrays& arrays) const {
   if (const auto verdict = detector.verdict()) throw Error(*verdict);
 }
 
+void Steps::await(const StepArrays& arrays) const {
+  TimePoint next_interruption = now() + kBetweenInterruptions;
+  while (!exchange_->is_complete(arrays.number)) {
+    check(arrays);
+    if (const TimePoint when = now(); when >= next_interruption) {
+      interrupted_();
+      next_interruption = when + kBetweenInterruptions;
+    }
+    std::this_thread::sleep_for(kBetweenCompletionLooks);
+  }
+}
+
 void Steps::hand_over(const StepArrays& arrays, std::optional<uint64_t> stream) {
   try {
     if (stream)
       exchange_->complete_before(*arrays.moments, *stream);
     else
-      while (!exchange_->is_complete(arrays.number)) {
-        check(arrays);
-        std::this_thread::sleep_for(kBetweenCompletionLooks);
-      }
+      await(arrays);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::invalid_argument) throw;  // that stream is being captured
     FailureDetector& detector = *backend_->membership().detector;

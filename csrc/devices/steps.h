@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,7 +47,8 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
 
   /// Of an operation that went by steps, once it is complete on the host: whoever works on its
   /// output finds the result, in what it puts into this stream from now on. Without one the host
-  /// waits for the device. Throws the verdict where the ranks have failed meanwhile. Any thread.
+  /// waits for the device, and throws what an interruption raises. Throws the verdict where the
+  /// ranks have failed meanwhile. Any thread.
   void hand_over(const StepArrays& arrays, std::optional<uint64_t> stream);
 
   /// Calls that did not go by steps are not tried again. `call`: any hash of what ranks agree on.
@@ -54,13 +56,17 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   void note_failed(uint64_t call);
 
   bool poll(TimePoint until) override;
+  void before_park() override { watch_->before_park(); }
   void look_around(TimePoint now) override;
+  bool is_awaited() const override { return true; }
+  void leave() override;
 
  private:
   enum class InGraphs : uint8_t { no, yes };
   static std::shared_ptr<Steps> of_owner(Group& group, uint64_t key,
                                          const std::shared_ptr<const void>& owner, int device);
   void check(const StepArrays& arrays) const;
+  void await(const StepArrays& arrays) const;
   PeerOffer open_exchange(const Group& group, std::shared_ptr<DeviceExchange>& exchange,
                           InGraphs in_graphs) const;
   void part();
@@ -69,6 +75,7 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   Engine& engine_;
   uint64_t key_;
   std::weak_ptr<const void> owner_;
+  std::function<void()> interrupted_;  // of the group's defaults
   int device_;
   std::shared_ptr<DeviceExchange> exchange_;
   std::optional<StepWatch> watch_;
@@ -77,6 +84,7 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   std::set<uint64_t> failed_;
   std::unique_ptr<GraphBackend> graphs_;
   std::atomic<GraphBackend*> made_graphs_{nullptr};  // released once they are made
+  bool left_ = false;
 };
 
 }  // namespace farandole

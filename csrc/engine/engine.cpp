@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 
 #include "base/relax.h"
 #include "control/control_mesh.h"
@@ -56,6 +57,7 @@ Engine::~Engine() {
     run_completions();
   }
   run_completions();
+  end_tasks();
   show_state(RankState::gone);
 }
 
@@ -368,6 +370,21 @@ void Engine::leave() {
   show_state(RankState::left);
   end_questions(my_page().board);
   wake_everyone();  // those who wait for us must look around
+}
+
+/// A thread that waits for an operation, which fails, may have the token for a while.
+void Engine::end_tasks() {
+  const auto end_all = [this] {
+    if (inbox_full_.load(std::memory_order_acquire)) take_submissions();
+    const bool awaited = std::ranges::any_of(tasks_, [](const auto& t) { return t->is_awaited(); });
+    const Deadline end = Deadline::after(kEndPatience);
+    while (awaited && busy() && !end.passed(now())) park(std::chrono::milliseconds(1));
+    for (const auto& task : tasks_) task->leave();
+    return true;
+  };
+  const Deadline patience = Deadline::after(kEndPatience);
+  while (!driver_.with_token(end_all) && !patience.passed(now()))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 std::optional<Error> Engine::leave_transports() {

@@ -147,6 +147,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void show_end(std::string_view what, std::string_view place);
   /// Tells the peers that it is gone. Operations in flight fail.
   void leave();
+  /// After leave(), without a thread of the driver's: tasks come to their end, though handles or
+  /// groups may keep them and the engine.
+  void end_tasks();
   /// After leave(): what connections go over is left, too. PeerLost if a rank has died, without a
   /// word of leaving.
   std::optional<Error> leave_transports();
@@ -206,6 +209,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Unexplained> unexplained_;  // deaths whose cause is not yet known
   std::atomic<uint64_t> turns_{0};        // written by the polling thread alone
   uint64_t ended_ = 0;                    // operations that came to their end
+  uint64_t rung_for_ = 0;                 // reports of this process, up to which others were woken
   WaitWatch waits_;
 
   // Crossing points.

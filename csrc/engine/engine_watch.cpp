@@ -5,10 +5,12 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/fault.h"
 #include "control/control_mesh.h"
 #include "control/deaths.h"
+#include "control/failure_detector.h"
 #include "engine/engine.h"
 
 namespace farandole {
@@ -53,6 +55,7 @@ void Engine::park(Duration at_most) {
     const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
     for (const auto& transport : transports_) transport->before_park();
+    for (const auto& task : tasks_) task->before_park();
     const bool look_again = !unexplained_.empty() || fault_latency_armed();
     if (has_to_ask())
       ask_now_and_then(Deadline::after(look_again ? std::chrono::milliseconds(1) : at_most));
@@ -117,7 +120,9 @@ void Engine::look_around() {
   look_at_waits(when);
   for (const auto& stream : active_) stream->look_around(when);
   for (const auto& task : tasks_) task->look_around(when);
-  ring_sleepers();  // a verdict may have been reported
+  // Whoever rings without having reported wakes others that do the same, and so on for ever.
+  if (const uint64_t reports = reports_made.load(); std::exchange(rung_for_, reports) != reports)
+    ring_sleepers();
 }
 
 void Engine::note_lost_connections(TimePoint when) {

@@ -377,13 +377,12 @@ void Group::fail(const Error& error) {
   throw Error(error);
 }
 
-void Group::abort_interrupted() {
+void Group::abort_interrupted(const std::string& by) {
   Context where;
   where.rank = engine_->host().rank;
   where.pid = ::getpid();
   abort(Error(ErrorCode::remote_error,
-              "rank " + std::to_string(where.rank) + " was interrupted (KeyboardInterrupt)",
-              where));
+              "rank " + std::to_string(where.rank) + " was interrupted (" + by + ")", where));
 }
 
 void Group::check() const {

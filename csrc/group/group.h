@@ -110,8 +110,8 @@ class Group : public std::enable_shared_from_this<Group> {
   void abort(const Error& error);
   /// The same, and throws what all ranks are told: the first that any of them has reported.
   [[noreturn]] void fail(const Error& error);
-  /// The same, for a rank whose user has interrupted it.
-  void abort_interrupted();
+  /// The same, for a rank that a signal has interrupted, whose handler raised this.
+  void abort_interrupted(const std::string& by = "KeyboardInterrupt");
   /// Throws the verdict of a group that has failed.
   void check() const;
 

@@ -37,6 +37,14 @@ Error out_of_arena(size_t need, size_t have) {
                {}, "release allocate()d arrays, or raise FARANDOLE_ARENA_BYTES");
 }
 
+/// It takes address space, and memory only as that is used: what limits it is a ulimit.
+[[noreturn]] void refuse_size(std::string_view call, size_t bytes) {
+  throw Error(ErrorCode::resource,
+              errno_error(call).verdict() + "; it has " + std::to_string(bytes) +
+                  " bytes of address space, an arena for each rank",
+              {}, "lower FARANDOLE_ARENA_BYTES, or raise ulimit -v (of ftruncate: ulimit -f)");
+}
+
 }  // namespace
 
 std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes,
@@ -44,7 +52,8 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes,
   arena_bytes = round_up(arena_bytes, kPage);
   Fd memory(checked(::memfd_create("farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
   const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;
-  checked(::ftruncate(memory.get(), static_cast<off_t>(bytes)), "ftruncate of the shared segment");
+  if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
+    refuse_size("ftruncate of the shared segment", bytes);
   checked(::fcntl(memory.get(), F_ADD_SEALS, kSeals), "sealing the shared segment");
   Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes, {}};
   if (secret)
@@ -78,7 +87,7 @@ Segment::Segment(Fd memory, int ranks, size_t arena_bytes)
       bytes_(arenas_begin_ + static_cast<size_t>(ranks) * arena_bytes) {
   void* base =
       ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
-  if (base == MAP_FAILED) throw_errno("mmap of the shared segment");
+  if (base == MAP_FAILED) refuse_size("mmap of the shared segment", bytes_);
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);  // a core file of the whole host helps nobody
   for (size_t r = 0; r < static_cast<size_t>(ranks_); ++r)

@@ -170,6 +170,27 @@ TEST(trace_that_is_closed_records_nothing_whoever_still_holds_it) {
   for (auto& thread : threads) thread.join();
 }
 
+TEST(trace_that_is_closed_holds_its_head_alone) {
+  const Directory directory;
+  const auto held = [&] {
+    size_t count = 0;
+    for (const auto& link : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;  // the descriptor by which the directory is read
+      count += std::filesystem::read_symlink(link, gone).native().rfind(directory.path, 0) == 0;
+    }
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);)
+      count += line.find(directory.path) != std::string::npos;
+    return count;
+  };
+  Trace trace({directory.path, 1, 0, 1, "host"});
+  trace.record(event(1, 1));
+  CHECK_EQUAL(held(), size_t{2});
+  trace.write();
+  trace.close();
+  CHECK_EQUAL(held(), size_t{1});  // mapped, of a file that is gone
+}
+
 TEST(trace_joins_turns_that_follow_each_other_closely) {
   const Directory directory;
   Trace trace({directory.path, 1, 0, 1, "host"});

@@ -25,6 +25,7 @@ struct Block;
 struct Thread {
   Block* block;
   host::Indices indices;
+  std::size_t place;  // among those that have not ended
   State state = State::ready;
   // How much had changed when it began to look, now and before it last found nothing to do.
   std::uint64_t looks_since = 0, found_nothing_since = 0;
@@ -42,6 +43,7 @@ struct Block {
   std::size_t stream;
   Bounds bounds;
   std::vector<Thread*> threads{};
+  std::size_t ended = 0;
   std::size_t waiting = 0;  // at the barrier
   std::uint32_t votes = 0;  // of those said true
   std::uint32_t outcome = 0;
@@ -79,8 +81,10 @@ class Executor {
     for (std::uint32_t t = 0; t < launch.block.x; ++t) {
       const host::Indices indices{t, launch.block.x, index, launch.grid.x};
       block.threads.push_back(
-          threads_.emplace_back(std::make_unique<Thread>(Thread{&block, indices})).get());
+          threads_.emplace_back(std::make_unique<Thread>(Thread{&block, indices, threads_.size()}))
+              .get());
     }
+    running_blocks_.push_back(&block);
     streams_[stream].threads += launch.block.x;
   }
   void start(const Launch& launch, std::size_t stream) {
@@ -173,27 +177,25 @@ class Executor {
   }
 
   /// Forgets a thread that has ended; whether its stream has nothing left.
-  bool leave(std::size_t place) {
-    Thread& thread = *threads_[place];
+  bool leave(Thread& thread) {
     thread.fiber.reset();
+    ++thread.block->ended;
     changed();
     if (thread.block->waiting > 0)
       throw std::logic_error(std::string(thread.block->launch->kernel->name) +
                              ": a thread has ended while others wait for it at a barrier");
     Stream& stream = streams_[thread.block->stream];
-    std::swap(threads_[place], threads_.back());
+    threads_.back()->place = thread.place;
+    std::swap(threads_[thread.place], threads_.back());
     ended_.push_back(std::move(threads_.back()));
     threads_.pop_back();
     return --stream.threads == 0;
   }
 
   template <typename Next>
-  void turn(std::size_t place, Next next) {
-    Thread& thread = *threads_[place];
+  void turn(Thread& thread, Next next) {
     resume(thread);
-    if (thread.state != State::ended) return;
-    const std::size_t stream = thread.block->stream;
-    if (leave(place)) next(stream);
+    if (thread.state == State::ended && leave(thread)) next(thread.block->stream);
   }
 
   /// SplitMix64. The standard's generators may be shared with code that a sanitizer looks at.
@@ -209,24 +211,29 @@ class Executor {
            (t.state == State::spins && t.found_nothing_since == changes_);
   }
 
+  /// Until all its threads wait for others or have ended. Block by block, few stacks are in use.
+  template <typename Next>
+  void turns_of(Block& block, Next next) {
+    for (Thread* const thread : block.threads)
+      if (thread->state == State::spins) turn(*thread, next);
+    for (bool ran = true; ran;) {
+      ran = false;
+      for (Thread* const thread : block.threads)
+        if (thread->state == State::ready) {
+          turn(*thread, next);
+          ran = true;
+        }
+    }
+  }
+
   template <typename Next>
   void turn_of_each(Next next) {
     const std::uint64_t before = changes_;
-    bool anyone_spins = false;
-    for (std::size_t i = 0; i < threads_.size();) {
-      Thread* const thread = threads_[i].get();
-      if (thread->state == State::at_barrier) {
-        ++i;
-        continue;
-      }
-      turn(i, next);
-      if (i < threads_.size() && threads_[i].get() == thread) {
-        anyone_spins |= thread->state == State::spins;
-        ++i;
-      }
-    }
+    for (std::size_t b = 0; b < running_blocks_.size(); ++b) turns_of(*running_blocks_[b], next);
+    std::erase_if(running_blocks_, [](const Block* b) { return b->ended == b->threads.size(); });
     if (before != changes_ || threads_.empty()) return void(idle_ = 0);
-    if (!anyone_spins) throw std::logic_error("threads of a block wait at a barrier for good");
+    if (std::ranges::none_of(threads_, [](auto& t) { return t->state == State::spins; }))
+      throw std::logic_error("threads of a block wait at a barrier for good");
     // What they wait for is in another thread or process.
     if (++idle_ < kIdleTurns)
       std::this_thread::yield();
@@ -238,8 +245,8 @@ class Executor {
   void turn_of_anyone(Next next) {
     const std::size_t from = random() % threads_.size();
     for (std::size_t i = 0; i < threads_.size(); ++i) {
-      const std::size_t place = (from + i) % threads_.size();
-      if (!is_stuck(*threads_[place])) return turn(place, next);
+      Thread& thread = *threads_[(from + i) % threads_.size()];
+      if (!is_stuck(thread)) return turn(thread, next);
     }
     throw std::runtime_error("deadlock: all threads of all ranks wait, and nothing can change");
   }
@@ -253,6 +260,7 @@ class Executor {
     char begin = 0, end = 0;
   } all_;
   std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<Block*> running_blocks_;            // turn_of_each() alone forgets those that ended
   std::vector<std::unique_ptr<Thread>> threads_;  // those that have not ended
   std::vector<std::unique_ptr<Thread>> ended_;
   Thread* running_ = nullptr;

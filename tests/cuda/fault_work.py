@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ def let_fail(rank: Rank, call: str, nth: int, code: int = UNAVAILABLE) -> None:
 
 def on_rank_1(plant: Callable[[], None]) -> None:
     """On both ranks: rank 1 plants a fault, when rank 0 is past what was before."""
+    time.sleep(0.02)  # so is rank 1's device, and nothing is asked of the driver for its sake
     fd.barrier()
     if fd.rank() == 0:
         harness.tell("past the barrier")

@@ -41,7 +41,8 @@ def extra_calls(rank: Rank, step: Callable[[], None], times: int) -> list[str]:
     for _ in range(times):
         step()
     log = rank.machine.log()
-    assert rank.machine.alive() == before
+    alive = rank.machine.alive()
+    assert alive == before, f"{before}; then {alive}"
     return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
 
 

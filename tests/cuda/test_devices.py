@@ -111,7 +111,7 @@ def test_a_device_for_which_this_build_has_no_kernels(fake: str) -> None:
     available, why, unfit = ask(f"[{there}]", fake, **old)
     assert [available, unfit] == [False, why]
     says = "device 0 (Fake GPU) has compute capability 7.2, for which this build has no kernels: "
-    assert why.startswith(f"{says}nvcc {nvcc // 1000}.{nvcc % 1000 // 10} has made code for ")
+    assert why.startswith(f"{says}CUDA {nvcc // 1000}.{nvcc % 1000 // 10} has made code for ")
     assert f"machine CUDA: no: {why}\n" in run(["-m", "farandole", "info"], fake, **old)
 
 
@@ -119,7 +119,7 @@ def test_a_driver_that_is_too_old_for_the_kernels(fake: str) -> None:
     nvcc = cuda._table().nvcc
     if nvcc < 13000:
         pytest.skip("no driver that farandole takes is too old for kernels by this nvcc, or none")
-    why = "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by nvcc "
+    why = "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by CUDA "
     why += f"{nvcc // 1000}.{nvcc % 1000 // 10}, need {nvcc // 1000}.0"
     old = {"FAKE_CUDA_VERSION": "12080"}
     assert ask("[cuda.why_not(), cuda.devices()[0].unfit]", fake, **old) == [why, why]

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <thread>
 
 #include "cuda/driver/memory.h"
@@ -51,6 +52,33 @@ TEST(context_of_the_user_is_current_afterwards) {
     CHECK(fresh.current() == before);
   }
   CHECK(fresh.current() == before);
+}
+
+TEST(context_is_entered_once_for_several_calls) {
+  const FreshDriver fresh;
+  fake().configure("devices", "2");
+  const auto mine = fresh.context(0), other = fresh.context(1);
+  DeviceStream stream(mine), elsewhere(other);
+  fake().clear_log();
+  {
+    const DeviceContext::Use all_calls(*mine);
+    const ContextHandle entered = fresh.current();
+    stream.synchronize();
+    CHECK_EQUAL(fake().calls("cuCtxPushCurrent"), 1U);
+    elsewhere.synchronize();
+    CHECK(fresh.current() == entered);
+    stream.synchronize();
+    fake().fail("cuStreamSynchronize", 1, kInvalidValue);
+    CHECK_THROWS(stream.synchronize(), Error, e.code() == ErrorCode::internal);
+    CHECK(fresh.current() == entered);
+  }
+  CHECK(fresh.current() == nullptr);
+  CHECK_EQUAL(fake().calls("cuCtxPushCurrent"), 2U);
+  std::thread([&] {
+    stream.synchronize();
+    CHECK(fresh.current() == nullptr);
+  }).join();
+  CHECK_EQUAL(fake().calls("cuCtxPushCurrent"), 3U);
 }
 
 TEST(context_lives_for_as_long_as_what_is_in_it) {
@@ -238,6 +266,11 @@ TEST(forked_child_is_refused_and_quiet) {
       return error.code() == ErrorCode::forked && contains(error.verdict(), "was forked from one");
     }
   };
+  // The stream's thread has begun, and rests: AddressSanitizer's allocator stays locked in a child
+  // where another thread was in it.
+  stream->fill_words(memory->address(), 0, 1);
+  stream->synchronize();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const pid_t child = ::fork();
   if (child == 0) {
     bool good = refused([&] { driver->functions(); }) && refused([&] { stream->idle(); }) &&

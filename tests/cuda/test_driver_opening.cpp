@@ -67,25 +67,25 @@ std::string why(int nvcc, int driver, int capability) {
 
 }  // namespace
 
-TEST(driver_is_too_old_for_what_nvcc_has_compiled) {
+TEST(driver_is_too_old_for_what_was_compiled) {
   CHECK_EQUAL(why(0, 12000, 90), "");
   CHECK_EQUAL(why(13000, 13000, 90), "");
   CHECK_EQUAL(why(12080, 13000, 103), "");
   for (const int capability : {75, 80, 86, 89, 90}) CHECK_EQUAL(why(12080, 12000, capability), "");
   for (const int capability : {100, 120})
     CHECK_EQUAL(why(12080, 12020, capability),
-                "the CUDA driver is too old: it is of CUDA 12.2, and takes no PTX by nvcc 12.8, "
+                "the CUDA driver is too old: it is of CUDA 12.2, and takes no PTX by CUDA 12.8, "
                 "which is all that the kernels have for device 0 (GPU)");
   CHECK_EQUAL(why(13010, 12080, 90),
-              "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by nvcc "
+              "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by CUDA "
               "13.1, need 13.0");
 }
 
-TEST(device_is_older_than_all_that_nvcc_has_compiled) {
+TEST(device_is_older_than_all_that_was_compiled_for) {
   for (const int driver : {12000, 13000, 14000})
     CHECK_EQUAL(why(13000, driver, 72),
                 "device 0 (GPU) has compute capability 7.2, for which this build has no kernels: "
-                "nvcc 13.0 has made code for 7.5, 8.0, 9.0 and PTX for 7.5 and later");
+                "CUDA 13.0 has made code for 7.5, 8.0, 9.0 and PTX for 7.5 and later");
   CHECK_EQUAL(why(0, 13000, 72), "");
 }
 

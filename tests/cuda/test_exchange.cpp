@@ -196,6 +196,57 @@ TEST(cuda_one_shot_under_any_order_of_turns) {
   run_all_sizes({.what = "one_shot", .dtype = DType::float16, .offset = 1, .in_place = true});
 }
 
+/// Whoever sees the word finds the output, while the kernel may still run.
+void one_shots_that_tell(uint32_t size, uint32_t blocks, size_t count, uint64_t seed) {
+  Ranks ranks(size);
+  const Folding folding{DType::float32, ReduceOp::sum};
+  std::vector<Array> inputs, outputs;
+  std::vector<uint32_t> done(size, 0), seen(size, 0);
+  std::vector<int> wrong(size, 0);
+  const uint32_t never = 0;
+  std::deque<std::function<void()>> works;
+  const auto step = [&](std::function<void()> body) {
+    return host_step(works.emplace_back(std::move(body)));
+  };
+  std::vector<Bytes> given;
+  for (uint32_t r = 0; r < size; ++r) {
+    given.push_back(some_elements(folding.dtype, count, r));
+    inputs.emplace_back(folding.dtype, given[r]);
+    outputs.emplace_back(folding.dtype, count);
+  }
+  const Bytes expected = folded(given, folding);
+  std::vector<Stream> streams(2 * static_cast<size_t>(size));
+  for (uint32_t r = 0; r < size; ++r)
+    for (uint32_t number = 1; number <= 3; ++number) {
+      OneShot job = all_reduce_in_one(ranks.peers(r), inputs[r].data(), outputs[r].data(),
+                                      ranks.mailboxes(), count, folding);
+      job.done = &done[r];
+      job.number = number;
+      streams[r].push_back(step([&, r, number] {
+        wait_for(&seen[r], number - 1, &never);
+        outputs[r].fill(std::byte{0xee});
+      }));
+      streams[r].push_back(launch_of("farandole_one_shot_float32", job, blocks, 4));
+      streams[size + r].push_back(step([&, r, number] {
+        wait_for(&done[r], number, &never);
+        wrong[r] += static_cast<int>(outputs[r].bytes() != expected);
+        store_release(&seen[r], number);
+      }));
+    }
+  run_together(streams, seed);
+  for (uint32_t r = 0; r < size; ++r) CHECK_EQUAL(wrong[r], 0);
+}
+
+TEST(cuda_one_shot_tells_of_its_end) {
+  const size_t slot = kSlotBytes / size_of(DType::float32);
+  for (const uint32_t blocks : {1U, 3U})
+    for (const size_t count : {size_t{0}, size_t{5}, 2 * slot + 5})
+      for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+        const testing::Note note(blocks, " blocks, ", count, " elements, seed ", seed);
+        one_shots_that_tell(2, blocks, count, seed);
+      }
+}
+
 TEST(cuda_one_shot_in_rounds) {
   const size_t slot = kSlotBytes / size_of(DType::float32);
   for (const uint32_t blocks : {1U, 2U, 3U})

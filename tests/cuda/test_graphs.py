@@ -282,6 +282,37 @@ def goes_wrong(how: str, timeout: float | None = None) -> tuple[str, str, list[s
     return caught.value.verdict, caught.type.__name__, list(rank.machine.leave())
 
 
+def fails_to_be_captured(call: str) -> tuple[str, list[str]]:
+    rank = Rank("functions")
+    x, _ = rank.pair(1000, "float32")
+    with rank.machine.captured() as first:
+        fd.all_reduce(x, out=x)
+    fd.barrier()
+    if fd.rank() == 1:
+        rank.machine.fail(call, 1, 46)
+
+    def captures() -> None:
+        fd.all_reduce(x, out=x)
+        barriers()
+
+    with rank.machine.captured() as second, pytest.raises(fd.DeviceError) as caught:
+        captures()
+    rank.machine.destroy(first, second)
+    verdict = caught.value.verdict
+    del caught  # its frames have the group
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    return verdict, list(rank.machine.leave())
+
+
+@pytest.mark.parametrize("call", ["cuStreamGetCaptureInfo", "cuUserObjectCreate"])
+def test_a_capture_that_fails_keeps_no_memory(by_steps: Start, call: str) -> None:
+    for verdict, left in by_steps(2).run(fails_to_be_captured, call):
+        assert verdict.startswith("rank 1: cannot ")
+        assert left == ["", ""]
+
+
 def test_a_rank_that_replays_in_another_order(by_steps: Start) -> None:
     one, other = by_steps(2).run(goes_wrong, "turns")
     assert one == other
@@ -292,7 +323,7 @@ def test_a_rank_that_replays_in_another_order(by_steps: Start) -> None:
     assert left == ["", ""]
 
 
-def leaves_a_replay() -> tuple[bool, str]:
+def leaves_a_replay(with_a_group: bool) -> tuple[bool, str]:
     """That rank 1 never launches: rank 0 does not wait for it as long as its timeout. Whatever runs
     later finds its memory, and nobody to wait for."""
     rank = Rank("functions")
@@ -302,17 +333,21 @@ def leaves_a_replay() -> tuple[bool, str]:
         fd.all_reduce(x, out=x)
     if fd.rank() == 0:
         rank.machine.launch(graph)
+    group = fd.world() if with_a_group else None
     fd.shutdown()
     gc.collect()
     rank.machine.launch(graph)
     x.get()
     kept = rank.machine.alive() != ""
+    del group
     rank.machine.destroy(graph)
     return kept, rank.machine.misuse()
 
 
-def test_a_replay_is_left_behind_by_a_rank_that_ends(by_steps: Start) -> None:
-    assert by_steps(2, FAKE_CUDA_JITTER="7").run(leaves_a_replay) == [(True, "")] * 2
+@pytest.mark.parametrize("with_a_group", [False, True])
+def test_a_replay_is_left_behind_by_a_rank_that_ends(by_steps: Start, with_a_group: bool) -> None:
+    world = by_steps(2, FAKE_CUDA_JITTER="7")
+    assert world.run(leaves_a_replay, with_a_group) == [(True, "")] * 2
 
 
 def test_a_rank_that_is_killed(by_steps: Start) -> None:

@@ -400,7 +400,7 @@ def steady() -> tuple[list[str], int]:
     with rank.machine.on(rank.device):
         step()
         rank.machine.control.hold(True)  # more is in flight at once than ever afterwards
-        handles = [fd.all_reduce(x, out=y, async_op=True) for _ in range(16)]
+        handles = [fd.all_reduce(x, out=y, async_op=True) for _ in range(48)]
         handles[-1].wait()
         rank.machine.control.hold(False)
         handles.clear()

@@ -284,6 +284,21 @@ def test_an_array_that_is_longer_than_the_arena(start: Start) -> None:
     assert start(2, **env).run(longer_than_the_arena) == [3, 3], "one block for each piece at once"
 
 
+def grows() -> None:
+    """What shorter arrays have left lies idle, and leaves too little room beside it."""
+    rank = Rank()
+    for megabytes in (6, 8):
+        x, _ = rank.pair(megabytes << 20, "uint8")
+        y = rank.array(megabytes << 20, "uint8")
+        fd.all_to_all(x, out=y)
+        y.get()
+    rank.end()
+
+
+def test_arrays_that_grow_find_the_room_of_those_before(start: Start) -> None:
+    start(2, FARANDOLE_ARENA_BYTES=str(4 * ARENA)).run(grows)
+
+
 def is_too_long() -> str:
     rank = Rank()
     x, _ = rank.pair(LONG, "float32")

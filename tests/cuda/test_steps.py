@@ -135,6 +135,28 @@ def test_many_arrays_in_one_call(by_steps: Start, size: int) -> None:
     by_steps(size, FAKE_CUDA_JITTER="23").run(together, "step", -1, len(TOGETHER))
 
 
+def pieces_of_many(arrays: int) -> int:
+    """How many copies an operation takes whose pieces are eight arrays each, and right sums."""
+    rank = Rank("functions")
+    pairs = [rank.pair(2000, "float32") for _ in range(arrays)]
+    expected = [rank.host(2000, "float32") for _ in pairs]
+    fd.grouped_all_reduce([h.array for _, h in pairs], out=[e.array for e in expected])
+    fd.grouped_all_reduce([x for x, _ in pairs[:9]], "max", out=[x for x, _ in pairs[:9]])
+    for x, on_host in pairs[:9]:
+        x.put(on_host.get())
+    rank.machine.control.clear_log()
+    fd.grouped_all_reduce([x for x, _ in pairs], out=[x for x, _ in pairs])
+    copies = rank.machine.log().count("cuMemcpyAsync")
+    assert [x.get() for x, _ in pairs] == [e.get() for e in expected]
+    rank.end()
+    return copies
+
+
+def test_an_operation_of_more_pieces_than_there_are_tables(by_steps: Start) -> None:
+    """Those of its first pieces are used again."""
+    assert by_steps(2, FARANDOLE_DEVICE_BUCKET_BYTES="65536").run(pieces_of_many, 640) == [160, 160]
+
+
 def test_many_arrays_of_which_a_rank_has_its_own_on_the_host(by_steps: Start) -> None:
     by_steps(3).run(together, "step", 1, 20)
 
@@ -423,6 +445,58 @@ def in_flight(how_many: int) -> None:
 
 def test_many_in_flight(by_steps: Start) -> None:
     by_steps(3, FAKE_CUDA_JITTER="11").run(in_flight, 9)
+
+
+def bells(how_many: int) -> tuple[int, int]:
+    """How often the driver was asked to wake this rank: while it sleeps, and in all."""
+    rank = Rank("functions")
+    x, _ = rank.pair(1000, "float32")
+    y = rank.array(1000, "float32")
+    fd.all_reduce(x, out=y)
+    y.get()
+    time.sleep(0.1)
+    rank.machine.control.hold(True)
+    rank.machine.control.clear_log()
+    for _ in range(how_many):
+        fd.all_reduce(x, out=y)
+    time.sleep(0.3)
+    asleep = rank.machine.calls("cuLaunchHostFunc")
+    rank.machine.control.hold(False)
+    y.get()
+    time.sleep(0.1)
+    in_all = rank.machine.calls("cuLaunchHostFunc")
+    rank.end()
+    return asleep, in_all
+
+
+def test_a_rank_that_sleeps_is_woken_by_the_oldest_of_its_operations(by_steps: Start) -> None:
+    for asleep, in_all in by_steps(2).run(bells, 3):
+        assert asleep == 1
+        assert in_all <= 3
+
+
+def a_bell_fails() -> None:
+    rank = Rank("functions")
+    x, on_host = rank.pair(1000, "float32")
+    expected = rank.host(1000, "float32")
+    fd.all_reduce(on_host.array, out=expected.array)
+    fd.all_reduce(x, out=x)
+    x.get()
+    rank.machine.fail("cuLaunchHostFunc", 1, 1)
+    for _ in range(3):
+        y = rank.array(1000, "float32").put(on_host.get())
+        fd.barrier()
+        rank.machine.control.hold(True)
+        fd.all_reduce(y, out=y)
+        time.sleep(0.1)
+        rank.machine.control.hold(False)
+        assert y.get() == expected.get()
+    assert rank.machine.calls("cuLaunchHostFunc") > 0
+    rank.end()
+
+
+def test_a_rank_that_nothing_wakes_looks_by_itself(by_steps: Start) -> None:
+    by_steps(2).run(a_bell_fails)
 
 
 def waits_elsewhere(rounds: int) -> None:

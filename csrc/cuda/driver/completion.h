@@ -20,6 +20,9 @@ class CompletionCount {
   /// After what is in the stream now, the count is one more, and then `doorbell` rings; less than
   /// 0: nobody sleeps. The number that tells of it.
   uint32_t mark(const StreamRef& stream, int doorbell = -1);
+  /// The same where a kernel will write the number there, last of all that is in the stream.
+  uint32_t number_for_kernel() { return ++marked_; }
+  DevicePointer address() const { return word_.address(); }
 
   /// Whether the stream has come by. A lost context never comes by: whoever waits for long asks
   /// the stream (idle()), which throws.
@@ -42,6 +45,9 @@ class Backlog {
   bool note(const StreamRef& stream);
   /// Whether as much again as between two notes has its place.
   bool has_room() const { return marks_.reached(marked_ - kMostMarks); }
+  /// Of what is in the stream now: whether it is done is known once that many calls follow it.
+  uint32_t next_mark() const { return marked_ + 1; }
+  bool reached(uint32_t mark) const { return marks_.reached(mark); }
 
  private:
   static constexpr uint32_t kBetweenMarks = 64, kMostMarks = 6;  // calls, and marks not come by

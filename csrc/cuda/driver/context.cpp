@@ -5,6 +5,11 @@
 #include "base/log.h"
 
 namespace farandole::cuda {
+namespace {
+
+thread_local const DeviceContext* in_use = nullptr;  // by a Use
+
+}  // namespace
 
 std::shared_ptr<const DeviceContext> DeviceContext::retain(std::shared_ptr<const Driver> driver,
                                                            int ordinal) {
@@ -32,15 +37,20 @@ DeviceContext::~DeviceContext() {
 }
 
 DeviceContext::Use::Use(const DeviceContext& context)
-    : functions_(context.driver_->functions()), mode_(functions_) {
+    : functions_(context.driver_->functions()), before_(in_use), is_within_(before_ == &context) {
   if (context.is_lost_.load(std::memory_order_acquire)) throw *context.lost();
+  if (is_within_) return;
+  mode_.emplace(functions_);
   context.check(functions_.CtxPushCurrent(context.handle_), "cuCtxPushCurrent",
                 "enter the context");
+  in_use = &context;
 }
 
 DeviceContext::Use::~Use() {
+  if (is_within_) return;
   ContextHandle popped = nullptr;
   functions_.CtxPopCurrent(&popped);  // fails only where what we pushed is gone
+  in_use = before_;
 }
 
 void DeviceContext::fail(DriverCode code, const char* call, const std::string& tried,

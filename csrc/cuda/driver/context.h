@@ -44,7 +44,8 @@ class DeviceContext {
   const Driver& driver() const { return *driver_; }
   const DeviceProperties& device() const { return device_; }
 
-  /// While it lives, the context is current on this thread; then what was current before.
+  /// While it lives, the context is current on this thread; then what was current before. Within
+  /// another one of the same context it asks the driver nothing, so several calls share one.
   class Use {
    public:
     /// Throws Error(forked) in a forked child, and the context's first lasting error once it is
@@ -57,7 +58,9 @@ class DeviceContext {
 
    private:
     const DriverFunctions& functions_;
-    CaptureMode mode_;
+    const DeviceContext* before_;  // of this thread, as long as this one lives
+    bool is_within_;
+    std::optional<CaptureMode> mode_;
   };
 
   /// Throws what `code` means: `call` came to it when we tried to do `tried`, a text or a function

@@ -26,9 +26,15 @@ void CopyStreams::look_for_loss() const {
   to_device_.idle();
 }
 
-void CopyStreams::follow(StreamHandle stream) { order(users(stream), to_host_); }
+void CopyStreams::follow(StreamHandle stream) {
+  const DeviceContext::Use all_calls(*context_);
+  order(users(stream), to_host_);
+}
 
-void CopyStreams::precede(StreamHandle stream) { order(to_device_, users(stream)); }
+void CopyStreams::precede(StreamHandle stream) {
+  const DeviceContext::Use all_calls(*context_);
+  order(to_device_, users(stream));
+}
 
 /// In a graph the event would be recorded as often as that is launched, and never now.
 StreamRef CopyStreams::users(StreamHandle stream) const {

@@ -76,7 +76,7 @@ FARANDOLE_DEVICE void take_in_slot(const OneShot& p, uint32_t set, uint64_t firs
 /// rank comes to a meeting when it has done with what it read before: two sets are enough, and the
 /// kernel ends without waiting for those who still read.
 template <typename E>
-FARANDOLE_DEVICE void one_shot(const OneShot& p) {
+FARANDOLE_DEVICE void hand_over_and_fold(const OneShot& p) {
   constexpr uint64_t kSlot = kSlotBytes / sizeof(BitsOfElement<E>);
   for (uint64_t first = block_index() * kSlot; first < p.count; first += block_count() * kSlot) {
     const uint64_t rest = p.count - first, count = rest < kSlot ? rest : kSlot;
@@ -95,6 +95,26 @@ FARANDOLE_DEVICE void one_shot(const OneShot& p) {
     else
       take_in_slot<E, false>(p, set, first, count);
   }
+}
+
+/// The last block's first thread says it, behind what all others have written: the barrier and the
+/// count hand that on. A stream would take as long again to write a word behind the kernel.
+FARANDOLE_DEVICE void tell_end(const OneShot& p) {
+  if (p.done == nullptr) return;
+  block_barrier();
+  if (thread_index() != 0) return;
+  if (block_count() > 1) {
+    uint32_t& ended = own_flags(p.peers).ended;
+    if (atomic_add(&ended, 1) + 1 < block_count()) return;
+    store(&ended, uint32_t{0});
+  }
+  store_release(p.done, p.number);
+}
+
+template <typename E>
+FARANDOLE_DEVICE void one_shot(const OneShot& p) {
+  hand_over_and_fold<E>(p);
+  tell_end(p);
 }
 
 /// An exchange has few blocks: each thread has several words under way.

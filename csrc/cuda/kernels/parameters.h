@@ -41,11 +41,12 @@ struct Scaling {
 };
 
 /// Where ranks meet: one in the memory of each, mapped by all and zero at first. Words only grow
-/// (modulo 2^32), but for those of graphs (GraphMeet). One operation at a time uses it: operations
-/// in two streams have two.
+/// (modulo 2^32), but for `ended` and those of graphs (GraphMeet). One operation at a time uses it:
+/// operations in two streams have two.
 struct Flags {
   uint32_t epoch[kMostChannels];                // how often channel c has met; its owner's own
   uint32_t arrived[kMostChannels][kMostRanks];  // which meeting rank r's block has come to
+  uint32_t ended;                               // blocks of its owner's one-shot that runs
 };
 
 /// The ranks of an exchange. `abort` is one word of pinned host memory: as soon as it is not zero,
@@ -91,6 +92,8 @@ struct OneShot {
   const void* input = nullptr;
   void* output = nullptr;
   void* mailboxes[kMostRanks] = {};  // mailbox_bytes(size) each, aligned to 16, as mapped here
+  uint32_t* done = nullptr;          // a word that becomes `number` when it has ended; or null
+  uint32_t number = 0;
 };
 
 /// In a mailbox: for every channel two sets of slots, used in turn; in a set a slot for every rank.

@@ -40,8 +40,13 @@ void CapturedSteps::count_in(const StreamRef& captured) {
   auto held = std::make_unique<Count>(graphs_);
   const auto gone = [](void* user) { --**std::unique_ptr<Count>(static_cast<Count*>(user)); };
   ++*graphs_;
-  if (captured.when_graph_is_gone(gone, held.get())) [[maybe_unused]]
-    Count* const the_graphs = held.release();
+  try {
+    if (captured.when_graph_is_gone(gone, held.get())) [[maybe_unused]]
+      Count* const the_graphs = held.release();
+  } catch (...) {  // nothing of it is in the graph
+    --*graphs_;
+    throw;
+  }
 }
 
 void CapturedSteps::end() { end_.launch(*stream_, {.blocks = 1, .threads = 1}, collective()); }

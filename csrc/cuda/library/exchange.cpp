@@ -225,13 +225,16 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 
 /// Every strand begins behind what the first one had before: operations come one after the other.
 void Exchange::begin(Moments& moments, uint64_t strands) {
+  const DeviceContext::Use all_calls(*context_);
   if (let_go_) throw Error(ErrorCode::internal, "another rank's device has left this exchange");
   open_ = true;
   unpack_.clear();  // of one that was aborted
   strands_used_ = std::min<uint64_t>(strands, strands_.size());
   Strand& first = strands_[0];
   first.stream.wait(moments.ready);
-  if (moments.begun) moments.begun->record(first.stream);
+  tells_itself_ = false;
+  timed_ = moments.begun.has_value();
+  if (timed_) moments.begun->record(first.stream);
   for (size_t i = 1; i < strands_used_; ++i) {
     strands_[i].edge.record(first.stream);
     strands_[i].stream.wait(strands_[i].edge);
@@ -239,6 +242,7 @@ void Exchange::begin(Moments& moments, uint64_t strands) {
 }
 
 uint32_t Exchange::end(Moments& moments) {
+  const DeviceContext::Use all_calls(*context_);
   Strand& first = strands_[0];
   move(0, "scatter", std::exchange(unpack_, {}));
   for (size_t i = 1; i < strands_used_; ++i) {
@@ -246,10 +250,10 @@ uint32_t Exchange::end(Moments& moments) {
     first.stream.wait(strands_[i].edge);
   }
   moments.complete.record(first.stream);
-  newest_ = completions_.mark(first.stream);  // whoever sees it may ask for the moments' times
-  ring_behind(first);
+  // Whoever sees it may ask for the moments' times.
+  if (!tells_itself_) newest_ = completions_.mark(first.stream);
   note(0);
-  if (tables_) tables_->end(newest_);
+  if (tables_) tables_->end(newest_, completions_);
   if (lane_tables_) lane_tables_->end(newest_);
   open_ = false;
   return newest_;
@@ -268,12 +272,20 @@ void Exchange::ring_behind(Strand& strand) {
   marks_.ring(doorbell_.get());
 }
 
+void Exchange::ring_after(const Moments& moments) {
+  const DeviceContext::Use all_calls(*context_);
+  marks_.wait(moments.complete);
+  marks_.ring(doorbell_.get());
+}
+
 bool Exchange::has_room() const {
   return completions_.reached(newest_ - kMostOperations) &&
+         (!tables_ || tables_->has_room(completions_)) &&
          std::ranges::all_of(strands_, [](const Strand& s) { return s.backlog.has_room(); });
 }
 
 void Exchange::complete_before(const Moments& moments, StreamHandle stream) const {
+  const DeviceContext::Use all_calls(*context_);
   const StreamRef users(context_, stream);
   users.refuse_capture();
   users.wait(moments.complete);

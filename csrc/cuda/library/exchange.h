@@ -112,6 +112,7 @@ class Exchange {
   bool is_complete(uint32_t number) const {
     return captured_ ? captured_->have_ended(number) : completions_.reached(number);
   }
+  void ring_after(const Moments& moments);
   void complete_before(const Moments& moments, StreamHandle stream) const;
   /// Throws the context's lasting error.
   bool is_idle() const;
@@ -126,7 +127,7 @@ class Exchange {
     explicit Strand(const std::shared_ptr<const DeviceContext>& context)
         : edge(context), backlog(context), stream(context) {}
     uint32_t met = 0;
-    DeviceEvent edge;  // where it leaves the first strand, and comes back; the first one: the end
+    DeviceEvent edge;  // where it leaves the first strand, and comes back; or a mark of its backlog
     Backlog backlog;
     DeviceStream stream;
   };
@@ -199,10 +200,12 @@ class Exchange {
   std::mutex mutex_;  // guards the two
   std::vector<std::unique_ptr<Moments>> spare_;
   DeviceClock clock_;
-  size_t strands_used_ = 0;  // by the operation in flight
-  uint32_t newest_ = 0;      // mark
-  bool open_ = false;        // an operation has begun, and has no mark
-  bool let_go_ = false;      // of the peers
+  size_t strands_used_ = 0;    // by the operation in flight
+  uint32_t newest_ = 0;        // mark
+  bool tells_itself_ = false;  // the kernel of the operation in flight writes that mark
+  bool timed_ = false;         // it is
+  bool open_ = false;          // an operation has begun, and has no mark
+  bool let_go_ = false;        // of the peers
   // Last: their ends wait for what they do to the rest.
   DeviceStream marks_, rescue_;
   std::array<Strand, kCudaStrands> strands_;

@@ -56,6 +56,7 @@ uint64_t Exchange::spin_bytes(bool granted) const {
 }
 
 void Exchange::spin(const CudaPiece& piece, bool granted) {
+  const DeviceContext::Use all_calls(*context_);
   const Folding folding = folding_of(piece);
   const uint64_t bytes = piece.count * size_of(folding.dtype);
   if (bytes > spin_bytes(granted))
@@ -69,8 +70,13 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
   const DevicePointer output = apart ? input : piece.output;
   move_in(piece, bucket);
   if (piece.count > 0) ++spun_;
-  const OneShot job = all_reduce_in_one(spinning_peers(), at_address(input), at_address(output),
-                                        std::span(mailboxes).first(size_), piece.count, folding);
+  OneShot job = all_reduce_in_one(spinning_peers(), at_address(input), at_address(output),
+                                  std::span(mailboxes).first(size_), piece.count, folding);
+  if (!apart && !timed_) {  // nothing comes behind the kernel
+    tells_itself_ = true;
+    newest_ = job.number = completions_.number_for_kernel();
+    job.done = static_cast<uint32_t*>(at_address(completions_.address()));
+  }
   kernel(kernel_name("one_shot", folding.dtype))
       .launch(strands_[0].stream,
               {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
@@ -105,6 +111,7 @@ LaneRoom Exchange::lane_room(bool granted) const {
 }
 
 void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool granted) {
+  const DeviceContext::Use all_calls(*context_);
   const LaneRoom room = lane_room(granted);
   const Folding folding = folding_of(piece);
   const StreamRef& stream = strands_[0].stream;

@@ -17,6 +17,7 @@ NvlsBucket& Exchange::open_nvls() {
 }
 
 void Exchange::run_nvls(const CudaPiece& piece) {
+  const DeviceContext::Use all_calls(*context_);
   const DevicePointer bucket = nvls_->own(piece.strand);
   move_in(piece, bucket);
   scale_leaves(piece, bucket);

@@ -21,6 +21,7 @@ constexpr size_t kFewMoves = 4;
 }  // namespace
 
 void Exchange::run(const CudaPiece& piece) {
+  const DeviceContext::Use all_calls(*context_);
   const DevicePointer bucket = bucket_of(rank_, piece.strand);
   move_in(piece, bucket);
   meet(piece.strand);
@@ -59,7 +60,8 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
     uint64_t bits = 8;
     for (const Move& one : some) bits |= one.to | one.from | one.bytes;
     const auto width = static_cast<uint32_t>(bits & (~bits + 1));
-    const auto pieces = tables_->put(stream, some, width, completions_);
+    const Backlog& backlog = strands_.at(static_cast<size_t>(strand)).backlog;
+    const auto pieces = tables_->put(stream, backlog, some, width, completions_);
     if (!pieces) break;
     const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
     kernel(kernel_name(what, dtype, dtype))

@@ -185,6 +185,13 @@ int32_t times_of(const CudaMoments* moments, CudaTimes* times, CudaFailure* fail
   });
 }
 
+int32_t ring_after(CudaExchange* exchange, const CudaMoments* moments, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.ring_after(*moments->moments);
+    return 1;
+  });
+}
+
 int32_t complete_before(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
                         CudaFailure* failure) {
   return guarded(failure, [&] {
@@ -235,6 +242,8 @@ int32_t end_captured(CudaExchange* exchange, CudaFailure* failure) {
 int32_t graphs_are_wrong(const CudaExchange* exchange) {
   return exchange->exchange.captured().is_wrong();
 }
+
+void give_up_graphs(CudaExchange* exchange) { exchange->exchange.give_up_graphs(); }
 
 void graph_state(const CudaExchange* exchange, CudaGraphState* state) {
   *state = exchange->exchange.captured().state();
@@ -341,6 +350,7 @@ void add_exchanging(CudaTable& table) {
   table.has_room = has_room;
   table.is_complete = is_complete;
   table.times_of = times_of;
+  table.ring_after = ring_after;
   table.complete_before = complete_before;
   table.look_for_lost_exchange = look_for_lost_exchange;
   table.look_for_late = look_for_late;
@@ -349,6 +359,7 @@ void add_exchanging(CudaTable& table) {
   table.end_captured = end_captured;
   table.graph_state = graph_state;
   table.graphs_are_wrong = graphs_are_wrong;
+  table.give_up_graphs = give_up_graphs;
   table.offer_nvls = offer_nvls;
   table.join_nvls = join_nvls;
   table.bind_nvls = bind_nvls;

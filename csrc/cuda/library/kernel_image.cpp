@@ -46,14 +46,14 @@ bool has_code(const KernelBuild& build, int capability) {
 std::string what_there_is(const KernelBuild& build) {
   std::string all;
   for (const int code : build.codes) all += (all.empty() ? "" : ", ") + capability_text(code);
-  return "nvcc " + version_text(build.nvcc) + " has made code for " + all + " and PTX for " +
+  return "CUDA " + version_text(build.nvcc) + " has made code for " + all + " and PTX for " +
          capability_text(build.codes.front()) + " and later";
 }
 
 }  // namespace
 
-/// Code runs with any driver of its nvcc's major release or a later one; PTX takes a driver that is
-/// no older than nvcc.
+/// Code runs with any driver of its compiler's major release or a later one; PTX takes a driver
+/// that is no older than the compiler.
 std::string why_not_loaded(const KernelBuild& build, int driver_version,
                            const DeviceProperties& device) {
   if (build.nvcc == 0) return "";
@@ -64,7 +64,7 @@ std::string why_not_loaded(const KernelBuild& build, int driver_version,
   if (driver_version >= build.nvcc) return "";
   const std::string is =
       "the CUDA driver is too old: it is of CUDA " + version_text(driver_version);
-  const std::string by = "nvcc " + version_text(build.nvcc);
+  const std::string by = "CUDA " + version_text(build.nvcc);
   if (driver_version / 1000 < build.nvcc / 1000)
     return is + ", and the kernels, compiled by " + by + ", need " +
            version_text(build.nvcc / 1000 * 1000);

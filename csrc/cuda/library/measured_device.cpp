@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
+#include <thread>
 
 #include "base/clock.h"
 #include "cuda/library/kernel_image.h"
@@ -11,6 +13,7 @@ namespace {
 
 constexpr int kBatches = 5;
 constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::microseconds kBetweenLooks{20};  // events tell the times, whoever looks
 constexpr size_t kWord = sizeof(uint32_t);
 
 /// The number as it fills words of memory.
@@ -60,7 +63,8 @@ double MeasuredDevice::seconds_of(const std::function<void()>& launch) {
   begin_.record(stream_);
   launch();
   end_.record(stream_);
-  for (const Deadline deadline = Deadline::after(kPatience); !end_.complete();)
+  for (const Deadline deadline = Deadline::after(kPatience); !end_.complete();
+       std::this_thread::sleep_for(kBetweenLooks))
     if (deadline.passed(now()))
       throw Error(ErrorCode::device, "the device has not come to the end of what is measured in " +
                                          std::to_string(kPatience.count()) + " s");

@@ -10,15 +10,14 @@ MoveTables::MoveTables(const std::shared_ptr<const DeviceContext>& context)
     : here_(context, kTables * kMovesOfTable * sizeof(Piece)),
       there_(allocate_device(context, kTables * kMovesOfTable * sizeof(Piece), Sharing::none)) {}
 
-std::optional<Pieces> MoveTables::put(const StreamRef& stream, std::span<const Move> moves,
-                                      uint32_t width, const CompletionCount& completions) {
+std::optional<Pieces> MoveTables::put(const StreamRef& stream, const Backlog& backlog,
+                                      std::span<const Move> moves, uint32_t width,
+                                      const CompletionCount& completions) {
   Table& table = tables_[next_];
-  if (table.state == State::under_way ||
-      (table.state == State::ends && !completions.reached(table.number)))
-    return std::nullopt;
+  if (!is_free(table, completions)) return std::nullopt;
   const DevicePointer offset = offset_of(next_);
   next_ = (next_ + 1) % kTables;
-  table.state = State::under_way;
+  table = {.backlog = &backlog, .mark = backlog.next_mark(), .number = std::nullopt};
   const std::span<Piece> pieces(reinterpret_cast<Piece*>(here_.host() + offset), moves.size());
   for (size_t i = 0; i < moves.size(); ++i)
     pieces[i] = {.from = at_address(moves[i].from),
@@ -30,9 +29,24 @@ std::optional<Pieces> MoveTables::put(const StreamRef& stream, std::span<const M
   return parameters;
 }
 
-void MoveTables::end(uint32_t number) {
+/// What is read is free at once: numbers wrap.
+void MoveTables::end(uint32_t number, const CompletionCount& completions) {
   for (Table& table : tables_)
-    if (table.state == State::under_way) table = {State::ends, number};
+    if (is_free(table, completions))
+      table = {};
+    else if (!table.number)
+      table.number = number;
+}
+
+bool MoveTables::has_room(const CompletionCount& completions) const {
+  for (size_t i = 0; i < kTables / 2; ++i)
+    if (!is_free(tables_[(next_ + i) % kTables], completions)) return false;
+  return true;
+}
+
+bool MoveTables::is_free(const Table& table, const CompletionCount& completions) {
+  return table.backlog == nullptr || table.backlog->reached(table.mark) ||
+         (table.number && completions.reached(*table.number));
 }
 
 }  // namespace farandole::cuda

@@ -27,20 +27,26 @@ class MoveTables {
  public:
   explicit MoveTables(const std::shared_ptr<const DeviceContext>& context);
 
-  /// The kernel's parameters, whose table is on its way in the stream: elements of `width` bytes
-  /// divide all addresses and lengths. None while all tables are in use: nothing waits for one.
-  std::optional<Pieces> put(const StreamRef& stream, std::span<const Move> moves, uint32_t width,
+  /// The kernel's parameters, whose table is on its way in the stream, `backlog` behind: elements
+  /// of `width` bytes divide all addresses and lengths. None while all tables are in use: nothing
+  /// waits for one here.
+  std::optional<Pieces> put(const StreamRef& stream, const Backlog& backlog,
+                            std::span<const Move> moves, uint32_t width,
                             const CompletionCount& completions);
-  /// What was put since the last end is read when `number` is reached.
-  void end(uint32_t number);
+  /// What was put since the last end is read when `number` is reached, or before.
+  void end(uint32_t number, const CompletionCount& completions);
+  /// Whether pieces before the next one leave half of the tables to it.
+  bool has_room(const CompletionCount& completions) const;
 
  private:
-  static constexpr size_t kTables = 128;  // two for each piece that is under way
-  enum class State : uint8_t { free, under_way, ends };
+  static constexpr size_t kTables = 128;
+  /// In use until its stream comes by a mark, or its operation is complete.
   struct Table {
-    State state = State::free;
-    uint32_t number = 0;  // ends
+    const Backlog* backlog = nullptr;  // null: it is not
+    uint32_t mark = 0;
+    std::optional<uint32_t> number;  // none: the operation is not whole yet
   };
+  static bool is_free(const Table& table, const CompletionCount& completions);
   DevicePointer offset_of(size_t table) const { return table * kMovesOfTable * sizeof(Piece); }
 
   PinnedMemory here_;
