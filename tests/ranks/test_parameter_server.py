@@ -91,6 +91,34 @@ def test_sgd_applies_every_gradient_once(spawn: Spawn, size: int, servers: int, 
     assert last.lost == []
 
 
+def second_server_is_late(max_staleness: int | None) -> Any:
+    apply = ps.Server._push
+
+    def later(server: Any, *given: Any) -> None:
+        time.sleep(0.1 * server.index)
+        apply(server, *given)
+
+    ps.Server._push = later  # type: ignore[method-assign]
+    fd.init()
+    node = ps.join(start(), ps.SGD(0.25), servers=2, split_above=500, max_staleness=max_staleness)
+    if isinstance(node, ps.Server):
+        return node.serve()
+    with node:
+        for step in node.steps(4):
+            node.push(gradient(step))
+        return node.pull()
+
+
+@pytest.mark.parametrize("max_staleness", [None, 0, 3])
+def test_steps_end_when_every_server_has_applied_them(
+    spawn: Spawn, max_staleness: int | None
+) -> None:
+    first, second, *_ = spawn(4).run(second_server_is_late, max_staleness)
+    close(first, second)
+    if max_staleness is None:  # each gradient by itself, not the mean of a round
+        close(first, {n: v - 0.25 * sum(gradient(s)[n] for s in range(4)) for n, v in start().items()})
+
+
 def in_rounds(servers: int, steps: int) -> Any:
     """Momentum, so that the order and the mean matter; the last round has fewer workers."""
     fd.init()
@@ -196,6 +224,23 @@ def test_rows_move_as_rows(spawn: Spawn, sync: bool) -> None:
         g = np.array(value)
         right[row] -= 0.5 * g / (np.sqrt(0.1 + g * g) + 1e-7)
     close(after, {**before, "table": right})
+
+
+def transposed() -> Any:
+    fd.init()
+    table = start()["table"].T
+    node = ps.join({"table": table}, ps.SGD(0.25), servers=2, split_above=100)
+    if isinstance(node, ps.Server):
+        return node.serve()
+    with node:
+        node.push({"table": gradient(1)["table"].T})
+        node.flush()
+        return node.pull()
+
+
+def test_arrays_may_lie_by_columns(spawn: Spawn) -> None:
+    right = (start()["table"] - 0.25 * gradient(1)["table"]).T
+    close(spawn(3).run(transposed)[0], {"table": right})
 
 
 # ---- values past the rule ----
@@ -325,6 +370,34 @@ def test_a_worker_may_die(
         close(third.value, right)
 
 
+def one_raises_and_goes_on() -> Any:
+    fd.init()
+    node = ps.join(start(), ps.SGD(0.25))
+    if isinstance(node, ps.Server):
+        report = node.serve()
+        fd.barrier()
+        return report
+    try:
+        with node:
+            if node.index == 1:
+                raise ValueError("bad sample\nin a file")
+            for step in node.steps(12):
+                node.push(gradient(step))
+    except ValueError:
+        with pytest.raises(fd.InvalidArgument, match="worker 1 has been closed"):
+            node.pull()
+    fd.barrier()
+    return None
+
+
+def test_a_worker_that_raises_is_left_out_though_its_program_goes_on(spawn: Spawn) -> None:
+    world = spawn(3)
+    report = world.run(one_raises_and_goes_on)[2]
+    assert report.lost == [1]
+    assert report.pushes == [12, 0]
+    assert "worker 1 has raised ValueError: bad sample; 1 of 2 workers go on" in world.output(2)
+
+
 def trains(folder: str, steps: int, stop_at: int) -> Any:
     fd.init()
     node = ps.join(
@@ -430,6 +503,8 @@ def refusals() -> None:
         refused("there is no variable 'x'; there are 'w', 'n'", node.push, {"x": np.zeros(2)})
         refused(r"'w' is float64 of shape \(4,\)", node.push, {"w": np.zeros(4)})
         refused("'n' is float64", node.push, {"n": np.zeros(3)})
+        refused("'n' is >f4", node.push, {"n": np.ones(3, ">f4")})
+        refused("'n' is >f4", node.push, {"n": ps.Rows([1], np.ones(1, ">f4"))})
         refused("has row 4; the variable has 4", node.push, {"w": ps.Rows([4], np.zeros((1, 2)))})
         refused("rows of 'w' from 1 to 9; it has 4", node.pull, rows={"w": [1, 9]})
         refused("total is -1", node.steps, -1)
@@ -470,6 +545,16 @@ def test_snapshots_that_do_not_fit_are_refused(spawn: Spawn, tmp_path: Path) -> 
 
 
 # ---- values ----
+
+
+@pytest.mark.parametrize("rule", [ps.SGD(0.5), ps.SGD(1, momentum=0.5), ps.Adagrad(1)])
+def test_rules_refuse_whole_numbers_that_would_not_move(rule: Any) -> None:
+    variables = {"n": np.ones(3, np.int64)}
+    for given in (np.ones(3, np.int64), ps.Rows([1], np.ones(1, np.int64))):
+        with pytest.raises(fd.InvalidArgument, match=r"gradient of 'n' is int64, which .* cannot"):
+            rule.apply(variables, {"n": given}, 0)
+    ps.SGD(2).apply(variables, {"n": np.ones(3, np.int64)}, 0)
+    assert variables["n"].tolist() == [-1, -1, -1]
 
 
 def test_shards_are_by_size() -> None:
@@ -527,6 +612,14 @@ def test_tickets() -> None:
     assert tickets.take(2, 0, 3) == ALL_DONE
     assert tickets.take(2, 1, 5) == 0
     assert tickets.take(0, 0, 3) == ALL_DONE
+
+
+def test_a_restart_may_want_more_steps() -> None:
+    before, after = Tickets(), Tickets()
+    assert [before.take(0, 0, 2) for _ in range(3)] == [0, 1, ALL_DONE]
+    after.restore(before.state())
+    assert [after.take(0, 0, 4) for _ in range(3)] == [2, 3, ALL_DONE]
+    assert after.take(1, 0, 2) == OTHER_TOTAL
 
 
 # ---- under the launcher ----

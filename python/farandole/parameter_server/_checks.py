@@ -40,7 +40,8 @@ def checked_gradient(variable: Variable, gradient: Any, verb: str) -> Gradient:
         gradient = np.asarray(gradient)
         dtype, shape = gradient.dtype, gradient.shape
         fits = shape == variable.shape
-    if not fits or dtype.name != variable.dtype:
+    # Bytes are sent as they are, and a name says nothing of their order.
+    if not fits or dtype.name != variable.dtype or not dtype.isnative:
         raise InvalidArgument(
             f"{verb}: {what} of '{name}' is {dtype} of shape {shape}; the variable is "
             f"{variable.dtype} of shape {variable.shape}"

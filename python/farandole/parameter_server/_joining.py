@@ -12,6 +12,7 @@ from farandole import _world
 from farandole._arguments import shown
 from farandole._collectives import all_gather, broadcast
 from farandole._core import Error, InvalidArgument
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.parameter_server import _snapshots
 from farandole.parameter_server._rules import Rule
 from farandole.parameter_server._server import GONE, Server
@@ -67,6 +68,7 @@ def join(
         NotInitialized: ``farandole.init()`` was not called.
     """
     world = _world.world()
+    refuse_in_elastic_jobs("a parameter server", "its servers and workers stay the same")
     _check(world.size, servers, max_staleness, snapshots, split_above)
     listed = described(variables)
     shards = plan(listed, servers, split_above)
@@ -77,7 +79,7 @@ def join(
     workers = world.size - servers
     own = world.rank - workers  # this server's number
     values = [
-        broadcast(np.array(variables[each.name]), root=0, name=f"start of '{each.name}'")
+        broadcast(np.array(variables[each.name], order="C"), root=0, name=f"start of '{each.name}'")
         for each in listed
     ]
     mine: dict[str, np.ndarray] = {}
@@ -104,6 +106,7 @@ def join_without_variables(
         InvalidArgument: as of :func:`join`.
     """
     world = _world.world()
+    refuse_in_elastic_jobs("a parameter server", "its servers and workers stay the same")
     _check(world.size, servers, None, None, 0)
     _agree([], {"servers": servers, **options})
     workers = world.size - servers

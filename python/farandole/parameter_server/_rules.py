@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,6 +54,17 @@ def _check_rate(rate: LearningRate) -> None:
         )
 
 
+def _number_for(gradient: np.ndarray, number: float, name: str) -> Any:
+    """Of the gradient's dtype. Among whole numbers a rate of 0.5 would be 0, and nothing move."""
+    made = gradient.dtype.type(number)
+    if gradient.dtype.kind in "biu" and made != number:
+        raise InvalidArgument(
+            f"the gradient of '{name}' is {gradient.dtype}, which {number:g} cannot multiply\n"
+            "  advice: a variable of floating point, or assign() for one that is not trained"
+        )
+    return made
+
+
 class SGD:
     """Stochastic gradient descent: ``v = momentum * v - rate * g; w = w + v``.
 
@@ -84,10 +95,10 @@ class SGD:
                 if isinstance(gradient, Rows)
                 else (..., gradient)
             )
-            move = value * value.dtype.type(-rate)
+            move = value * _number_for(value, -rate, name)
             if self.momentum:
                 speed = self._speed.setdefault(name, np.zeros_like(variable))
-                move += speed[at] * value.dtype.type(self.momentum)
+                move += speed[at] * _number_for(value, self.momentum, name)
                 speed[at] = move
             variable[at] += move
 
@@ -134,9 +145,10 @@ class Adagrad:
                 if isinstance(gradient, Rows)
                 else (..., gradient)
             )
-            kind = value.dtype.type
+            epsilon = _number_for(value, self.epsilon, name)
             squares[at] += value * value
-            variable[at] -= kind(rate) * value / (np.sqrt(squares[at]) + kind(self.epsilon))
+            move = _number_for(value, rate, name) * value / (np.sqrt(squares[at]) + epsilon)
+            variable[at] -= move
 
     def state(self) -> Mapping[str, np.ndarray]:
         return self._squares

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from farandole._core import EarlyExit, Error, LinkError, PeerLost, RemoteError
+from farandole._core import Aborted, EarlyExit, Error, LinkError, PeerLost, RemoteError
 from farandole.parameter_server import _snapshots, _wire
 from farandole.parameter_server._clocks import Clocks
 from farandole.parameter_server._rows import Gradient, mean
@@ -22,7 +22,8 @@ from farandole.parameter_server._snapshots import Content, Snapshots
 from farandole.parameter_server._tickets import NONE_NOW, Tickets
 from farandole.parameter_server._wire import Message, Pair, Piece
 
-GONE = (PeerLost, EarlyExit, RemoteError, LinkError)  # a worker that will not come back
+# Of a worker that will not come back; Aborted where it has raised in its `with`.
+GONE = (PeerLost, EarlyExit, RemoteError, LinkError, Aborted)
 
 
 class Report(NamedTuple):
@@ -95,7 +96,8 @@ class Server:
         ``pause()``; then it may be called again.
 
         Raises:
-            PeerLost, EarlyExit, RemoteError, LinkError: all workers were lost, none has closed.
+            PeerLost, EarlyExit, RemoteError, LinkError, Aborted: all workers were lost, none has
+                closed.
             Exception: what the rule raised; all workers get a :class:`ServerLost` with its text.
         """
         threads = [
@@ -227,6 +229,8 @@ class Server:
         elif message.kind in (_wire.ADD, _wire.FLUSH):
             if message.kind == _wire.ADD:
                 self._add(_wire.new_pieces(message))
+            else:
+                self._flush(message.table)
             pair.send(_wire.ANSWER, [0, 0, self._saved])
         elif message.kind == _wire.REST:
             self._rest(worker)
@@ -234,7 +238,7 @@ class Server:
             pair.send(_wire.ANSWER, self._after_saving())
         else:
             wait = message.kind == _wire.WAIT
-            pair.send(_wire.ANSWER, self._ticket(worker, first, second, wait))
+            pair.send(_wire.ANSWER, *self._ticket(worker, first, second, wait))
 
     def _end(self, worker: int, for_good: bool) -> None:
         with self._changed:
@@ -247,6 +251,8 @@ class Server:
 
     def _lose(self, worker: int, error: Error) -> None:
         with self._changed:
+            if self._failure is not None:  # it was this server that gave up
+                return
             self._clocks.leave(worker)
             self._tickets.lose(worker)
             self._lost.append(self._ranks[worker])
@@ -261,7 +267,9 @@ class Server:
             self._clocks.rest(worker)
             self._move_on()
 
-    def _ticket(self, worker: int, run: int, total: int, wait: bool) -> list[int]:
+    def _ticket(
+        self, worker: int, run: int, total: int, wait: bool
+    ) -> tuple[list[int], np.ndarray]:
         with self._changed:
             step = self._tickets.take(worker, run, total)
             self._changed.notify_all()
@@ -270,7 +278,18 @@ class Server:
                 step = self._tickets.take(worker, run, total)
             if step >= 0:
                 self._clocks.wake(worker)
-            return [step, self._tickets.total or 0, self._saved]
+            numbers = [step, self._tickets.total or 0, self._saved]
+            return numbers, np.array(self._pushes, np.int64)
+
+    def _flush(self, pushes: np.ndarray) -> None:
+        """Waits until so many pushes of each worker are applied; of one that has left, what came."""
+        with self._changed:
+            self._wait_until(
+                lambda: all(
+                    self._pushes[w] - (w in self._round) >= wanted or self._clocks.has_left(w)
+                    for w, wanted in enumerate(pushes.tolist())
+                )
+            )
 
     def _after_saving(self) -> list[int]:
         with self._changed:

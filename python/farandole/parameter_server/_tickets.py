@@ -60,5 +60,5 @@ class Tickets:
         return {"run": self._run, "total": self._total, "next": self._next, "again": again}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._run, self._total = state["run"], state["total"]
-        self._next, self._again = state["next"], list(state["again"])
+        # The total is the restarted program's, which may want more steps than the one before.
+        self._run, self._next, self._again = state["run"], state["next"], list(state["again"])

@@ -21,7 +21,7 @@ PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ADD, ASSIGN, FLUSH, ANSWER, HE
 _PARTS = ("message", "table", "bytes")  # names of what is sent
 _NUMBERS = 8  # of a head: kind, length of the table, of the bytes, and five of the kind's own
 _DENSE = -1
-_NOTHING = np.empty(0, np.int64)
+NOTHING = np.empty(0, np.int64)
 
 
 def number_of(text: str) -> int:
@@ -49,7 +49,7 @@ class Pair:
         self,
         kind: int,
         numbers: Sequence[int] = (),
-        table: np.ndarray = _NOTHING,
+        table: np.ndarray = NOTHING,
         data: np.ndarray | None = None,
     ) -> None:
         for handle in self.start(kind, numbers, table, data):
@@ -59,7 +59,7 @@ class Pair:
         self,
         kind: int,
         numbers: Sequence[int] = (),
-        table: np.ndarray = _NOTHING,
+        table: np.ndarray = NOTHING,
         data: np.ndarray | None = None,
     ) -> list[Handle[None]]:
         """Sends without waiting; the arrays are to stay as they are until the handles are done."""
@@ -124,7 +124,7 @@ def packed(gradients: Sequence[tuple[int, Gradient]]) -> tuple[np.ndarray, np.nd
         else:
             table.append(np.array([place, _DENSE]))
             parts.append(gradient)
-    return (np.concatenate(table) if table else _NOTHING), joined(parts)
+    return (np.concatenate(table) if table else NOTHING), joined(parts)
 
 
 def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:

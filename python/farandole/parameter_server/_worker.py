@@ -227,10 +227,15 @@ class Worker:
             ServerLost: a server is gone; names its last snapshot.
         """
         self._check_open()
+        self._flush(_wire.NOTHING)
+
+    def _flush(self, pushes: np.ndarray) -> None:
+        """Waits until every server has also applied so many pushes of each worker: the first
+        server, which counts steps, may be ahead of the others."""
         asked = []
         for server, pair in enumerate(self._pairs):
             with self._or_lost(server):
-                asked.append(pair.start(_wire.FLUSH))
+                asked.append(pair.start(_wire.FLUSH, (), pushes))
         for server, handles in enumerate(asked):
             self._answer(server, handles)
 
@@ -299,7 +304,7 @@ class Worker:
         worker gets more of them. All workers call it, in the same order, with the same total.
 
         If a worker dies, its step is given to another one; so a step is done at least once. The
-        iterator ends when all steps are done. A worker that waits for the last ones is waited for
+        iterator ends when all steps are done and every server has applied them. A worker that waits for the last ones is waited for
         by nobody. After a restart from a snapshot, those that were done are left out.
 
         Raises:
@@ -314,24 +319,26 @@ class Worker:
 
     def _numbers(self, run: int, total: int) -> Iterator[int]:
         while True:
-            step, others = self._ticket(_wire.TICKET, run, total)
+            step, others, pushes = self._ticket(_wire.TICKET, run, total)
             if step == NONE_NOW:
                 self.rest()
-                step, others = self._ticket(_wire.WAIT, run, total)
+                step, others, pushes = self._ticket(_wire.WAIT, run, total)
             if step == OTHER_TOTAL:
                 raise InvalidArgument(
                     f"steps: total is {total} on worker {self.index}, and {others} on another one"
                 )
             if step == ALL_DONE:
                 self.rest()
+                self._flush(pushes)
                 return
             yield step
 
-    def _ticket(self, kind: int, run: int, total: int) -> tuple[int, int]:
+    def _ticket(self, kind: int, run: int, total: int) -> tuple[int, int, np.ndarray]:
+        """The step, the total of others, and each worker's pushes that the first server has."""
         with self._or_lost(0):
             handles = self._pairs[0].start(kind, [run, total])
         answer = self._answer(0, handles)
-        return answer.numbers[0], answer.numbers[1]
+        return answer.numbers[0], answer.numbers[1], answer.table
 
     def rest(self) -> None:
         """Others do not wait for this worker until it pulls or pushes again: before it evaluates,
@@ -390,9 +397,18 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
             self.close()
+        elif not self._closed:
+            self._leave(kind, error)
+
+    def _leave(self, kind: type[BaseException], error: object) -> None:
+        """Servers learn that it raised, even if the program catches the error and goes on."""
+        self._closed = True
+        what = f"{kind.__name__}: {error}".partition("\n")[0]
+        for pair in self._pairs:
+            pair.group.abort(f"worker {self.index} has raised {what}")
 
     def _is_needed(self, needed: bool) -> None:
         """The launcher ends the job if a rank dies that is needed."""
