@@ -356,6 +356,16 @@ def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
 
 
 @takes_long
+def test_a_training_goes_on_where_a_rank_is_lost() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    command = (sys.executable, str(ROOT / "examples/20_elastic.py"), "--lose", "4")
+    output = run(*command, options=["--min-np", "1"])
+    assert "epoch 4, batch 8: rank 0 of 1\n" in output
+    assert accuracy_of(output) > 0.88
+
+
+@takes_long
 def test_digits_on_a_parameter_server_with_a_slow_worker(spawn: Spawn) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     assert accuracy_of(play(spawn, "", "17_parameter_server.py --slow 10", 4)) > 0.9

@@ -15,9 +15,8 @@ from types import TracebackType
 from farandole import _core
 from farandole._arguments import printable
 from farandole._core import Error, Group
+from farandole._datagrams import PARTS
 from farandole._watch import is_library
-
-_PARTS = "\x1f"  # between those of a word to the launcher
 
 
 class _State:
@@ -30,7 +29,7 @@ _state = _State()
 
 def tell_meeting(ranks: Sequence[int]) -> None:
     """The launcher: this rank waits in init() for these of the ranks that were started."""
-    _core.tell_launcher(_PARTS.join(["meet", ",".join(map(str, ranks))]))
+    _core.tell_launcher(PARTS.join(["meet", ",".join(map(str, ranks))]))
 
 
 def tell_met() -> None:
@@ -42,7 +41,7 @@ def tell_no_meeting(error: Error) -> None:
     """It has met nobody, and most likely ends with that."""
     blamed = error.pid if error.pid and error.pid != os.getpid() else 0
     said = f"{type(error).__name__}: {error.verdict}"
-    _core.tell_launcher(_PARTS.join(["end", "1", str(blamed), said]))
+    _core.tell_launcher(PARTS.join(["end", "1", str(blamed), said]))
 
 
 def tell_dispensable(dispensable: bool) -> None:
@@ -107,7 +106,7 @@ def _tell_launcher(group: Group, error: BaseException, what: str, place: str) ->
     code, told = 1, f"{what} ({place})"
     if isinstance(error, SystemExit):
         code, told = _exit_code(error), ""
-    _core.tell_launcher(_PARTS.join(["end", str(code), str(_blamed(group, error)), told]))
+    _core.tell_launcher(PARTS.join(["end", str(code), str(_blamed(group, error)), told]))
 
 
 def _described(error: BaseException) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _listening, _mpi, _place, _secret, _store
-from farandole._core import Error, InvalidArgument, RendezvousError
+from farandole import _core, _elastic, _listening, _mpi, _mpi_meeting, _place, _secret, _store
+from farandole._core import Error, InvalidArgument, RendezvousError, VersionMismatch
 from farandole._host_parts import host_of_each
 from farandole._limits import setting
 from farandole._mpi import Ranks
@@ -71,6 +71,7 @@ def meet(
 
     Raises:
         RendezvousError: ranks are missing, or do not agree about their world.
+        VersionMismatch: they are of two versions.
         AuthError: there is no secret, or another one.
         InvalidArgument: the ranks share no memory, and FARANDOLE_TRANSPORT says that data go over
             shared memory.
@@ -78,10 +79,13 @@ def meet(
     until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
     nobodys = secrets.token_bytes(_secret.BYTES)
     who = "" if among is None else among.ranks
-    meeting = _store.Meeting(rank, size, address, port, nobodys, until, who, (), *_warnings(rank))
+    warnings = _warnings(rank)
+    meeting = _store.Meeting(
+        rank, size, address, port, nobodys, until, who, (), *warnings, _elastic.look
+    )
     mine = _who(rank, size)
     try:
-        with _mpi.meeting(ranks):
+        with _mpi_meeting.meeting(ranks):
             secret, is_made_here = _secret.find(may_be_made=ranks is not None)
             meeting = replace(meeting, secret=secret)
             others = address if ranks is None else _way_to_others(ranks, until)
@@ -98,8 +102,8 @@ def meet(
         mine["secret"] = secrets.token_hex(_secret.BYTES) if is_made_here else ""
     if ranks is not None:
         mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
-        met = _mpi.exchange(ranks, mine, _objection, until)
-    elif (store := store or _store.torchruns(address, port, until)) is not None:
+        met = _mpi_meeting.exchange(ranks, mine, _objection, until)
+    elif (store := store or _store.torchruns(meeting)) is not None:
         met = _store.exchange_in(store, _place_in_store(job), meeting, mine, _objection)
     elif not port:
         raise RendezvousError(
@@ -120,12 +124,13 @@ def _say_why(
     """Tells the others, who need not wait for this rank; without the secret it only knocks."""
     until = min(meeting.until, time.monotonic() + _store.FAREWELL)
     with suppress(RuntimeError):  # they may not be there yet, or have failed, too
-        store = store or _store.torchruns(meeting.address, meeting.port, until)
+        meeting = replace(meeting, until=until)
+        store = store or _store.torchruns(meeting)
         if store is not None:
-            _store.fail_in(store, _place_in_store(job), failed, str(_objection([failed])))
+            _store.fail_in(store, _place_in_store(job), failed, _objection([failed]))
         elif meeting.port:
             at = _listening.receiving_at(meeting.address)
-            _store.exchange(replace(meeting, until=until, at=at), failed, _objection)
+            _store.exchange(replace(meeting, at=at), failed, _objection)
 
 
 def _place_in_store(job: str) -> str:
@@ -166,39 +171,47 @@ def _words(
         "addresses": b"".join(_core.tcp_address(each.fileno()) for each in listeners).hex(),
         "wire": dict(_core.wire_format()),
         "split": os.environ.get("FARANDOLE_SPLIT_HOSTS", ""),
-        "agree": f"{_core.agreed_settings()}, {agree}",
+        "settings": _core.agreed_settings(),
+        "agree": agree,
         "job": job,
         "named": named,
     }
 
 
-def _objection(table: list[dict[str, Any]]) -> str | None:
+def _objection(table: list[dict[str, Any]]) -> Error | None:
     first = table[0]
     for words in table:
         who = _store.name_of(words)
         if why := words.get("failed"):
-            return f"{who} cannot join: {why}"
-        for (what, theirs), (_, ours) in zip(_in_common(words), _in_common(first), strict=True):
-            if theirs != ours and None not in (theirs, ours):
-                return (
-                    f"{who} has {what} [{theirs}], rank {first['rank']} on {first['host']} has "
-                    f"[{ours}]"
-                )
+            return RendezvousError(f"{who} cannot join: {why}")
+        for both, kind in ((_of_the_build, VersionMismatch), (_of_the_job, RendezvousError)):
+            for (what, theirs), (_, ours) in zip(both(words), both(first), strict=True):
+                if theirs != ours and None not in (theirs, ours):
+                    return kind(
+                        f"{who} has {what} [{theirs}], rank {first['rank']} on {first['host']} has "
+                        f"[{ours}]"
+                    )
     return None
 
 
-def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What all ranks must have, one after the other: another version has no word for some. None:
-    this rank does not know."""
+def _of_the_build(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What all ranks must have, one after the other: another version has no word for some."""
     yield "farandole", words["version"]
     yield "the Python", words.get("python")  # what one pickles, another may not read
     for what, value in words["wire"].items():
         yield f"the {what}", value
+
+
+def _of_the_job(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The same. None: this rank does not know."""
     yield "the secret of its job", words.get("knows")
     yield "the job", words["named"] or None
     yield "a world of", words["size"]
     yield "FARANDOLE_SPLIT_HOSTS", words["split"]
-    yield "settings", words["agree"]
+    for text in words["settings"].split(", "):
+        name, _, value = text.partition("=")
+        yield name, value
+    yield "agree", words["agree"]
 
 
 def _measured(
@@ -242,7 +255,7 @@ def _port(ranks: Ranks, table: list[dict[str, Any]], hosts: int) -> _core.MpiPor
     if chosen != "mpi" and (chosen != "auto" or hosts == 1):
         return None
     if (why_not := _mpi.why_not(table)) is None:
-        return _mpi.open_port(ranks, int(table[0]["world"], 16))
+        return _mpi_meeting.open_port(ranks, int(table[0]["world"], 16))
     if chosen == "mpi":
         raise RendezvousError(f"data cannot go over MPI (FARANDOLE_TRANSPORT=mpi): {why_not}")
     if ranks.rank == 0:
@@ -319,5 +332,5 @@ def _way_to_others(ranks: Ranks, until: float) -> str:
     if master := os.environ.get("MASTER_ADDR"):
         return master
     mine = _who(ranks.rank, ranks.size) | {"boot": boot_id()}
-    met = _mpi.exchange(ranks, mine, lambda _: None, until)
+    met = _mpi_meeting.exchange(ranks, mine, lambda _: None, until)
     return next((w["host"] for w in met.table if w["boot"] != mine["boot"]), "127.0.0.1")

@@ -1,35 +1,24 @@
-"""mpi4py's side of MPI: whose communicator it is, how its ranks meet, and what the core needs to
-know of an MPI that it was not built with. mpi4py is imported when a world is over MPI, not before.
+"""mpi4py's side of MPI: whose communicator it is, how MPI ends, and what the core needs to know of
+an MPI that it was not built with. mpi4py is imported when a world is over MPI, not before.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from farandole import _core
-from farandole._core import Error, InvalidArgument, RendezvousError
-from farandole._store import Met, line, name_of
+from farandole._core import InvalidArgument, RendezvousError
+from farandole._store import name_of
 from farandole._words import type_of
 
-Words = dict[str, Any]
-Check = Callable[[list[Words]], str | None]
-
-_TOLD, _ANSWERED, _LATER = (
-    1,
-    2,
-    3,
-)  # tags of words, in our communicator; the core has one of its own
-_GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
 _GIVE_WAY = 1.0  # seconds
-_LOOK = 0.001
 
 # By MPI's level: what the core calls the threads that may call it.
 _THREADS = {
@@ -49,7 +38,7 @@ _GO_ON = {
     "multiple": "also while no thread waits",
 }
 
-_found: dict[str, Any] = {}  # the module, the key of our duplicate, the core's binding
+_found: dict[str, Any] = {}  # the module, the core's binding, whether MPI is ours to end
 
 
 @dataclass(frozen=True)
@@ -59,6 +48,11 @@ class Ranks:
     given: Any  # the program's communicator
     rank: int
     size: int
+
+
+def module() -> Any:
+    """mpi4py.MPI, once there are ranks of it."""
+    return _found["module"]
 
 
 def is_forced() -> bool:
@@ -116,166 +110,10 @@ def _ours_to_end() -> Iterator[None]:
         _found["is ours to end"] = True
 
 
-# ---- how its ranks meet ----
-
-
-@contextmanager
-def meeting(ranks: Ranks | None) -> Iterator[None]:
-    """Where this rank fails alone, others will not come to MPI_Finalize, or not with it: then this
-    process does not wait there. Another meeting takes another duplicate of the communicator."""
-    try:
-        yield
-    except BaseException as error:
-        if ranks is not None:
-            _binding()
-            why = error.verdict if isinstance(error, Error) else repr(error)
-            _core.abandon_mpi(f"its ranks did not meet: {why}")
-            if "key" in _found and ranks.given.Get_attr(_found["key"]) is not None:
-                ranks.given.Delete_attr(_found["key"])
-        raise
-
-
-class _Line:
-    """The line that stays while ranks connect to each other (_store/line.py). A rank that fails
-    calls nothing of MPI any more but for these words."""
-
-    def __init__(self, ours: Any, table: list[Words], rank: int, until: float) -> None:
-        self._ours = ours
-        self._names = [name_of(words) for words in table]
-        self._rank = rank
-        self._until = until
-        self._others = range(1, len(table)) if rank == 0 else [0]
-        self._awaited = set(self._others)  # that have not said yet that they are connected
-        self._over = False
-
-    def look(self) -> None:
-        while not self._over and (words := _next(self._ours, None, _LATER, 0)) is not None:
-            self._awaited.discard(words["rank"])
-            if why := words["failed"]:
-                if self._rank == 0:
-                    why = line.failed(self._names[words["rank"]], why)
-                    self._tell(why)
-                self._over = True
-                raise RendezvousError(why)
-
-    def fail(self, why: str) -> None:
-        if self._over:
-            return
-        self._tell(line.failed(self._names[0], why) if self._rank == 0 else why)
-        self._over = True
-
-    def end(self) -> None:
-        if self._rank != 0:
-            self._tell("")
-        while self._awaited:
-            self.look()
-            if self._awaited and time.monotonic() >= self._until:
-                why = line.is_silent(sorted(self._awaited))
-                self.fail(why)
-                raise RendezvousError(why)
-            time.sleep(_LOOK)
-        if self._rank == 0:
-            self._tell("")
-        self._over = True
-
-    def _tell(self, why: str) -> None:
-        words = {"rank": self._rank, "failed": why}
-        until = time.monotonic() + _GRACE
-        for telling in [_begin(self._ours, words, rank, _LATER) for rank in self._others]:
-            with suppress(RendezvousError):  # it may have ended
-                _finish(telling, until, "a rank does not take this one's word")
-
-
-def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
-    """Every rank's words, by rank. Rank 0 refuses all of them for what ``check`` says.
-
-    Args:
-        until: when to give up (time.monotonic).
-
-    Raises:
-        RendezvousError: ranks do not come, or ``check`` refuses.
-    """
-    with meeting(ranks):
-        _binding()  # whoever has met watches for the end of MPI
-        ours = _own(ranks, until)
-        if ranks.rank == 0:
-            answer = _gather(ours, ranks.size, mine, check, until)
-        else:
-            _finish(_begin(ours, mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
-            answer = _next(ours, 0, _ANSWERED, until + _GRACE) or {"missing": [0]}
-        if missing := answer["missing"]:
-            raise RendezvousError(
-                f"ranks {', '.join(map(str, missing))} of the communicator did not come in time; "
-                "look at their logs"
-            )
-    if answer["refused"]:
-        raise RendezvousError(answer["refused"])
-    until += _GRACE if ranks.rank == 0 else 2 * _GRACE  # rank 0 says who is late
-    return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until))
-
-
-def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Words:
-    told = {0: mine}
-    while len(told) < size and (words := _next(ours, None, _TOLD, until)) is not None:
-        told[words["rank"]] = words
-    table = [words for _, words in sorted(told.items())]
-    missing = [r for r in range(size) if r not in told]
-    answer = {
-        "missing": missing, "refused": None if missing else check(table), "ranks": table
-    }  # fmt: skip
-    for answering in [_begin(ours, answer, r, _ANSWERED) for r in told if r != 0]:
-        _finish(answering, until + _GRACE, "a rank does not take what rank 0 has found")
-    return answer
-
-
-def _begin(ours: Any, words: Words, rank: int, tag: int) -> Any:
-    """Sends them as text: what others say is never unpickled."""
-    return ours.Isend([json.dumps(words).encode(), _found["module"].BYTE], rank, tag)
-
-
-def _next(ours: Any, source: int | None, tag: int, until: float) -> Words | None:
-    """The next words of that rank, or of any; None at the deadline."""
-    mpi = _found["module"]
-    status = mpi.Status()
-    while True:
-        message = ours.Improbe(mpi.ANY_SOURCE if source is None else source, tag, status)
-        if message is not None:
-            text = bytearray(status.Get_count(mpi.BYTE))
-            message.Recv([text, mpi.BYTE])
-            words: Words = json.loads(text)
-            return words
-        if time.monotonic() >= until:
-            return None
-        time.sleep(_LOOK)
-
-
-def _finish(request: Any, until: float, what: str) -> None:
-    """Waits without giving up the chance to be interrupted."""
-    while not request.Test():
-        if time.monotonic() >= until:
-            raise RendezvousError(what)
-        time.sleep(_LOOK)
-
-
-def _own(ranks: Ranks, until: float) -> Any:
-    """A duplicate that nobody else uses, made once: kept with the communicator."""
-    mpi = _found["module"]
-    if "key" not in _found:
-        _found["key"] = mpi.Comm.Create_keyval()
-    ours = ranks.given.Get_attr(_found["key"])
-    if ours is None:
-        ours, duplicating = ranks.given.Idup()
-        what = f"not all {ranks.size} ranks of the communicator called init() in time"
-        _finish(duplicating, until, what)
-        ours.Set_errhandler(mpi.ERRORS_RETURN)
-        ranks.given.Set_attr(_found["key"], ours)
-    return ours
-
-
 # ---- what the core needs to know ----
 
 
-def threads() -> Words:
+def threads() -> dict[str, Any]:
     """Which threads of this process may call MPI, for the other ranks."""
     mpi = _found["module"]
     return {"threads": _THREADS[_level()], "of MPI": bool(mpi.Is_thread_main())}
@@ -294,7 +132,7 @@ def _level() -> str:
     return names[mpi.Query_thread()]
 
 
-def why_not(table: list[Words]) -> str | None:
+def why_not(table: list[dict[str, Any]]) -> str | None:
     """Why data cannot go over MPI, if so, by what ranks say of their `threads()`."""
     for words in table:
         if words["threads"] == "funneled" and not words["of MPI"]:
@@ -306,38 +144,32 @@ def why_not(table: list[Words]) -> str | None:
     return None
 
 
-def open_port(ranks: Ranks, world: int) -> _core.MpiPort:
-    """What data go over. ``world``: the same on all ranks, and another one each time."""
-    ours = ranks.given.Get_attr(_found["key"])
-    handle = _handle(ours)
-    level = threads()["threads"]
-    return _core.MpiPort(_binding(), handle, ranks.rank, ranks.size, world, level)
-
-
-def _binding() -> _core.MpiBinding:
+def binding() -> _core.MpiBinding:
+    """From now on the end of MPI is watched for."""
     if "binding" not in _found:
         mpi = _found["module"]
         _found["binding"] = _core.MpiBinding(
             module=mpi.__file__,
             handle_bytes=mpi._sizeof(mpi.Comm),
             status_bytes=mpi._sizeof(mpi.Status),
-            byte=_handle(mpi.BYTE),
-            comm_self=_handle(mpi.COMM_SELF),
-            comm_world=_handle(mpi.COMM_WORLD),
-            errors_return=_handle(mpi.ERRORS_RETURN),
+            byte=handle_of(mpi.BYTE),
+            comm_self=handle_of(mpi.COMM_SELF),
+            comm_world=handle_of(mpi.COMM_WORLD),
+            errors_return=handle_of(mpi.ERRORS_RETURN),
             in_place=int(mpi.IN_PLACE) & (2**64 - 1),
             dtypes={
-                ours: _handle(getattr(mpi, theirs))
+                ours: handle_of(getattr(mpi, theirs))
                 for ours, theirs in _DTYPES.items()
                 if getattr(mpi, theirs) != mpi.DATATYPE_NULL
             },
-            ops={ours: _handle(getattr(mpi, theirs)) for ours, theirs in _OPS.items()},
+            ops={ours: handle_of(getattr(mpi, theirs)) for ours, theirs in _OPS.items()},
         )
-    binding: _core.MpiBinding = _found["binding"]
-    return binding
+    bound: _core.MpiBinding = _found["binding"]
+    return bound
 
 
-def _handle(of: Any) -> int:
+def handle_of(of: Any) -> int:
+    """Of one of mpi4py's objects, as a number."""
     return int(_found["module"]._handleof(of)) & (2**64 - 1)
 
 
@@ -346,7 +178,7 @@ def end_at_exit(joined: bool) -> bool:
     world, or that has failed, and its exit code is not 0."""
     ours: bool = _found.pop("is ours to end", False)
     if ours:
-        _core.end_mpi_at_exit(_binding(), joined)
+        _core.end_mpi_at_exit(binding(), joined)
     return ours
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from farandole import _ranks
-from farandole._arguments import type_of
+from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
 from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run"]
 
 _R = TypeVar("_R")
+_NEEDS_CLOUDPICKLE = "; install cloudpickle, or move the function to the top of a module"
 
 
 class RanksFailed(RuntimeError):
@@ -51,8 +52,8 @@ def run(
         What the function returned, by rank.
 
     Raises:
-        InvalidArgument: ``fn`` cannot be called, ``np`` is below 1, or the function or its
-            arguments cannot be pickled.
+        InvalidArgument: ``fn`` cannot be called, ``np`` is below 1, ``args`` is no tuple or list,
+            or the function or its arguments cannot be pickled.
         Exception: what the first rank to fail raised, if that can be pickled; its cause is a
             ``RanksFailed`` with the rank and its traceback.
         RanksFailed: a rank died, ran out of time, or raised what cannot be pickled.
@@ -64,14 +65,21 @@ def run(
     """
     if not callable(fn):
         raise InvalidArgument(f"run(fn): fn is {type_of(fn)}, which cannot be called")
-    if not isinstance(np, int) or np < 1:
+    if not isinstance(np, int) or isinstance(np, bool) or np < 1:
         raise InvalidArgument(f"np is {np!r}; it is a number of ranks, at least 1")
+    # A string would be taken for its letters.
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise InvalidArgument(
+            f"run(args): args is {shown(args)}; it is a tuple of fn's arguments, as (x,)"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidArgument(f"run(kwargs): kwargs is {shown(kwargs)}; it is a dict, by name")
     try:
         packed = _ranks.dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:
         raise InvalidArgument(
-            f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be pickled ({error}); "
-            "install cloudpickle, or move the function to the top of a module"
+            f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be pickled ({error})"
+            + ("" if _has_cloudpickle() else _NEEDS_CLOUDPICKLE)
         ) from error
     call = _ranks.Call(list(sys.path), _main_module(fn), packed, True, None)
     screen = _Screen(np)
@@ -83,16 +91,20 @@ def run(
     return [end.answer.result for end in ends if end.answer is not None]
 
 
+def _has_cloudpickle() -> bool:
+    try:
+        import cloudpickle  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def _main_module(fn: Callable[..., Any]) -> dict[str, Any] | None:
     """How ranks find the caller's script, where pickle needs it for the function."""
     if getattr(fn, "__module__", None) != "__main__":
         return None
-    try:
-        import cloudpickle  # noqa: F401 - it sends such a function itself
-
+    if _has_cloudpickle():  # it sends such a function itself
         return None
-    except ImportError:
-        pass
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) is None:
         raise InvalidArgument(

@@ -12,9 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _endings, _hosts, _mpi, _place, _store
+from farandole import _core, _elastic, _endings, _hosts, _mpi, _mpi_meeting, _place, _store
 from farandole._arguments import checked, explained, is_text, shown
-from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
+from farandole._core import (
+    Error,
+    InvalidArgument,
+    LinkError,
+    NotInitialized,
+    PeerLost,
+    RendezvousError,
+)
 from farandole._launchers import VARIABLES
 from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
@@ -38,7 +45,8 @@ __all__ = [
 
 Group = _core.Group
 
-_MOST_AGREED = 200  # bytes; a rank's greeting has room for 256, with our own settings
+_MOST_IN_VAIN = 3  # worlds of an elastic job
+_MOST_AGREED = 200  # bytes: csrc/control/rendezvous.h
 
 
 class _State:
@@ -46,8 +54,8 @@ class _State:
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
     __slots__ = (
-        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "over_mpi",
-        "place", "watch",
+        "after_joining", "before_leaving", "epoch", "group", "handled", "joined", "narrowed",
+        "over_mpi", "place", "watch",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -58,7 +66,8 @@ class _State:
         self.over_mpi = False  # some of its data
         self.handled = 0  # the identity of the exception that was handled when it joined
         self.watch: Watch | None = None
-        self.epoch = 0  # how many worlds this process has joined
+        self.joined = 0  # how many worlds, of whichever ranks
+        self.epoch = 0  # those of all of the job's ranks
         # The same for worlds of some of the job's ranks, by these.
         self.narrowed: Counter[tuple[int, ...]] = Counter()
 
@@ -122,10 +131,12 @@ def init(
 
     Raises:
         InvalidArgument: an argument is of a wrong type; ``ranks`` are not ranks of the job, or this
-            one is not among them; ``comm`` is none, or is given beside another place.
+            one is not among them; ``comm`` is none, or is given beside another place; a place is
+            given in an elastic job.
         RendezvousError: ranks are missing, duplicate, or disagree about the world; or two launchers
             disagree about this process.
         VersionMismatch: another rank runs another version of farandole.
+        SystemExit: in an elastic job, whose launcher has no place left for this worker.
 
     Examples:
         >>> import farandole as fd
@@ -138,6 +149,15 @@ def init(
     _refuse_bytes()
     if timeout is not None and not timeout >= 0:
         raise InvalidArgument(f"init(): timeout is {timeout}; it is a number of seconds, 0 or more")
+    if len(agree.encode()) > _MOST_AGREED:
+        raise InvalidArgument(f"agree has {len(agree.encode())} bytes, more than {_MOST_AGREED}")
+    if _elastic.is_elastic():
+        _elastic.refuse_place(
+            rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job,
+            ranks=ranks, comm=comm,
+        )  # fmt: skip
+        _enter_next(timeout, agree)
+        return
     if comm is not None:
         _refuse_beside_comm(
             rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job, ranks=ranks
@@ -154,8 +174,6 @@ def init(
         if job is not None:
             raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
         place = narrowed(place, ranks, _state.narrowed[tuple(ranks)])
-    if len(agree.encode()) > _MOST_AGREED:
-        raise InvalidArgument(f"agree has {len(agree.encode())} bytes, more than {_MOST_AGREED}")
     awaited: Sequence[int] = ()
     if rank is None and size is None and job is None:
         awaited = range(place.size) if ranks is None else ranks
@@ -166,6 +184,23 @@ def init(
         _state.epoch += 1
     else:
         _state.narrowed[tuple(ranks)] += 1
+
+
+def _enter_next(timeout: float | None, agree: str) -> None:
+    """Of an elastic job. A world whose ranks cannot meet, since one of them died, is followed by
+    another; one that does not come about for other reasons is tried again a few times."""
+    in_vain = 0
+    while True:
+        _elastic.enter_next()
+        place = find_place(None, None, None, None, 0)  # the launcher counts worlds, all alike
+        try:
+            _enter(place, timeout, agree)
+            break
+        except (RendezvousError, LinkError, PeerLost):
+            in_vain += not _elastic.is_broken()
+            if in_vain == _MOST_IN_VAIN:
+                raise
+    _state.epoch += 1
 
 
 def _refuse_beside_comm(**given: object) -> None:
@@ -203,7 +238,7 @@ def _enter(
     _endings.tell_meeting(awaited)
     try:
         place, table, elsewhere = _found(place, timeout, table, agree, store, ranks)
-        with _mpi.meeting(ranks):
+        with _mpi_meeting.meeting(ranks):
             group = _opened(place, timeout, table, agree, elsewhere)
     except Error as error:
         _endings.tell_no_meeting(error)
@@ -212,6 +247,7 @@ def _enter(
         _endings.tell_met()
     _state.group = group
     _state.place = place
+    _state.joined += 1
     _state.over_mpi = elsewhere is not None and elsewhere.port is not None
     _state.handled = id(sys.exc_info()[1])
     _endings.watch(current)
@@ -220,7 +256,8 @@ def _enter(
         from farandole._trace import timeline
 
         timeline.start_as_asked(group)
-    if (traced := os.environ.get("FARANDOLE_TRACE")) and place.rank == _state.epoch == 0:
+    is_first = _state.epoch == 0 or _elastic.is_elastic()  # there: of its folder
+    if (traced := os.environ.get("FARANDOLE_TRACE")) and place.rank == 0 and is_first:
         from farandole import _trace
 
         with suppress(_trace.TraceError):  # that it cannot be written is said already
@@ -235,17 +272,23 @@ def _opened(
     """Raises on every rank what one of them has met with."""
     arguments = (place.rank, place.size, place.job, timeout, table, agree)
     if elsewhere is None:
-        return _core.open_world(*arguments)
+        return _core.open_world(*arguments, look=_elastic.look)
     others = elsewhere.others if elsewhere.cross_size > 1 else None
     line = elsewhere.line
     with _store.told(line):
-        group = _core.open_world(*arguments, others, elsewhere.port, line.look)
+        group = _core.open_world(*arguments, others, elsewhere.port, lambda: _look(line))
         try:
             line.end()
         except BaseException:
             group.leave()
             raise
     return group
+
+
+def _look(line: _store.Line) -> None:
+    """While ranks connect: raises what another one has met with."""
+    line.look()
+    _elastic.look()
 
 
 def _all_of_mpi(place: Place) -> Ranks:
@@ -367,7 +410,7 @@ def current() -> Group | None:
 
 def epoch() -> int:
     """How many worlds this process has joined: what belongs to one is of no use in another."""
-    return _state.epoch
+    return _state.joined
 
 
 def is_over_mpi() -> bool:

@@ -358,6 +358,32 @@ def test_a_waiting_rank_leaves_the_processor_alone(spawn: Spawn) -> None:
         assert o.value < 0.05
 
 
+def wake_ups() -> int:
+    status = Path("/proc/thread-self/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def sleeping_together(seconds: float) -> float:
+    """How often a rank wakes in a second of waiting for rank 0."""
+    fd.init()
+    fd.barrier()
+    time.sleep(0.5)
+    if fd.rank() == 0:
+        time.sleep(seconds)
+        fd.barrier()
+        return 0.0
+    before, began = wake_ups(), time.monotonic()
+    fd.barrier()
+    return (wake_ups() - before) / (time.monotonic() - began)
+
+
+def test_ranks_that_wait_do_not_wake_each_other(spawn: Spawn) -> None:
+    """Each looks around ten times a second; what one finds nothing in is nothing for the others."""
+    found = spawn(4, env=harness.split("2,2")).run(sleeping_together, 3)
+    print(f"{found} wake-ups in a second")
+    assert max(found) < 50
+
+
 # ---- leaving early, aborting, failing ----
 
 
@@ -466,6 +492,31 @@ def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
         assert o.error == "RemoteError", o.trace
         assert o.rank == 1
         assert "KeyboardInterrupt" in o.verdict
+
+
+def gives_up(_number: int, _frame: object) -> None:
+    raise TimeoutError("enough")
+
+
+def waits_with_an_alarm() -> None:
+    fd.init(timeout=20)
+    fd.barrier()
+    if fd.rank() == 0:
+        harness.listen()
+    else:
+        signal.signal(signal.SIGALRM, gives_up)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    fd.barrier()
+
+
+def test_what_a_signals_handler_raised_is_named(spawn: Spawn) -> None:
+    world = spawn(2)
+    world.start(waits_with_an_alarm)
+    assert world.outcome(1).error == "TimeoutError"
+    world.say(0, "go")
+    there = world.outcome(0)
+    assert there.error == "RemoteError", there.trace
+    assert there.verdict == "rank 1 was interrupted (TimeoutError)"
 
 
 ENDED_BY_CTRL_C = """

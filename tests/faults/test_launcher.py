@@ -94,11 +94,15 @@ def marked(mark: str) -> list[int]:
 
 
 @contextmanager
-def running(ranks: int, script: str, *options: str, **popen: object) -> Iterator[Running]:
+def running(
+    ranks: int, script: str | list[str], *options: str, **popen: object
+) -> Iterator[Running]:
+    """`script`: text of one, or a whole command."""
     mark = uuid.uuid4().hex
     extra = popen.pop("env", {})
     assert isinstance(extra, dict)
-    arguments = [*launcher(ranks, *options), *command_of(script)]
+    command = command_of(script) if isinstance(script, str) else script
+    arguments = [*launcher(ranks, *options), *command]
     environment = os.environ | {"OMP_NUM_THREADS": "1", MARK: mark} | extra
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(arguments, env=environment, text=True, **(pipes | popen)) as process:
@@ -398,6 +402,13 @@ except BrokenPipeError:
         assert job.process.wait(LIMIT) == 11
 
 
+def test_a_file_that_takes_nothing_more_is_told() -> None:
+    with Path("/dev/full").open("w") as full, running(1, 'say("lost")', stdout=full) as job:
+        code, _, err = job.end()
+    assert code == 0
+    assert err == "farandole: stdout: No space left on device; nothing more is shown\n"
+
+
 def test_a_reader_that_stalls_delays_no_signal() -> None:
     script = """
 say("ready")
@@ -480,6 +491,21 @@ def test_ranks_stop_and_continue_with_the_launcher() -> None:
         job.process.send_signal(signal.SIGCONT)
         for pid in (*pids, job.process.pid):
             wait_until(lambda pid=pid: state(pid) != "T", f"{pid} to go on")
+        job.process.terminate()
+        assert job.end()[0] == 143
+
+
+@pytest.mark.parametrize("whom", ["watchdog", "all"])
+def test_a_launcher_that_stood_still_goes_on(whom: str) -> None:
+    """As by `scontrol suspend`, which stops every process of a job."""
+    with running(1, "say(str(os.getpid())); say('ready'); forever()") as job:
+        rank = int(job.read_until("[0] ready")[0].split()[1])
+        pids = [job.process.pid, *([job.launcher(), rank] if whom == "all" else [])]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                os.kill(pid, number)
+            time.sleep(1.0)  # longer than the watchdog waits for anything
+        assert state(rank) != "T"
         job.process.terminate()
         assert job.end()[0] == 143
 

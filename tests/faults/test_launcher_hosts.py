@@ -146,16 +146,24 @@ def test_a_namespace_without_an_address_is_refused(spaces: list[str]) -> None:
     subprocess.run(["ip", "-n", b, "link", "set", b, "down"], check=True)
     result = launch(2, ["true"], "-H", f"{a}:1,{b}:1", "--launcher=netns", code=1)
     assert re.match(f"farandole run: host {b}: no interface of that namespace is up", result.stderr)
+    options = ["-H", f"{a}:1", "--launcher=netns", "--iface", "nosuch0"]
+    result = launch(1, ["true"], *options, code=1)
+    assert f"host {a}: FARANDOLE_IFACE=nosuch0 is not up there" in result.stderr
 
 
 @pytest.mark.parametrize("reach", ["ssh"], indirect=True)
 @pytest.mark.parametrize(
-    ("hosts", "address"),
-    [("a:1,b:1", "198.51.100.2"), ("10.9.9.9:1,a:1", "10.9.9.9"), ("b:1,a:1", "b")],
+    ("hosts", "seen", "address"),
+    [
+        ("a:1,b:1", "a", "198.51.100.2"),
+        ("10.9.9.9:1,a:1", "a", "10.9.9.9"),
+        ("10.9.9.9:1,a:1", "10.9.9.9", "198.51.100.2"),  # a router's, which that host has not
+        ("b:1,a:1", "a", "b"),
+    ],
 )
-def test_ranks_meet_where_sshd_was_reached(reach: str, hosts: str, address: str) -> None:
+def test_ranks_meet_where_sshd_was_reached(reach: str, hosts: str, seen: str, address: str) -> None:
     """Else at the address that was written down, else by the name."""
-    result = launch(2, command_of("say(os.environ['MASTER_ADDR'])"), "-H", hosts, reach, SEEN="a")
+    result = launch(2, command_of("say(os.environ['MASTER_ADDR'])"), "-H", hosts, reach, SEEN=seen)
     assert list(by_prefix(result.stdout).values()) == [[address], [address]]
 
 
@@ -167,7 +175,7 @@ def test_ssh_gets_words_and_no_secret(reach: str, tmp_path: Path) -> None:
         WORDS=str(words),
     )  # fmt: skip
     assert words.read_text().splitlines() == [
-        "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
+        "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=10", "-p", "2222", "-i", "key",
         "--", "me@b", shlex.join([sys.executable, "-c", AGENT]),
     ]  # fmt: skip
 

@@ -40,13 +40,14 @@ def join_without_room(poor: int) -> None:
     fd.init()
 
 
-def all_are_told(world: World, poor: int, what: str) -> None:
+def all_are_told(world: World, poor: int, what: str, advice: str = "") -> None:
     outcomes = world.outcomes()
     told = rf"rank {poor} of {len(world)} \(pid {world.pids[poor]}\) could not meet the others: "
     for o in outcomes:
         assert o.error == "ResourceError", o.trace
         assert o.rank == poor
         assert re.match(told + what, o.verdict), o.verdict
+        assert o.advice.startswith(advice)
         assert o.text == outcomes[0].text
 
 
@@ -62,7 +63,8 @@ def test_too_few_descriptors_on_one_rank(spawn: Spawn, poor: int, most: int) -> 
 def test_a_mapping_that_fails_on_one_rank(spawn: Spawn, poor: int) -> None:
     world = spawn(3)
     world.start(join_without_room, poor)
-    all_are_told(world, poor, "mmap of the shared segment failed: Cannot allocate memory")
+    what = r"mmap of the shared segment failed: Cannot allocate memory .* bytes of address space"
+    all_are_told(world, poor, what, "lower FARANDOLE_ARENA_BYTES")
 
 
 # ---- a rank that ends before it comes ----

@@ -122,6 +122,24 @@ def test_settings_must_agree(spawn: Spawn, setting: str) -> None:
         assert o.error == "RendezvousError"
         assert f"{name}={other}" in o.verdict
         assert f"{name}={mine}" in o.verdict
+        assert o.verdict.count("FARANDOLE_") == 2, "others are not named"
+
+
+def with_word(word: str) -> None:
+    fd.init(agree=word.replace("RANK", os.environ["RANK"]))
+
+
+def test_words_of_programs_must_agree(spawn: Spawn) -> None:
+    same = "x" * 196  # and the longest that there may be
+    world = spawn(2)
+    world.start(with_word, f"{same}RANK")
+    for o in world.outcomes():
+        assert o.error == "RendezvousError"
+        assert f"has agree [{same}" in o.verdict
+        assert f"rank 0 has [{same}0]" in o.verdict
+    world = spawn(3)
+    world.start(with_word, f"{same}word")
+    assert [o.error for o in world.outcomes()] == [None] * 3
 
 
 # ---- ranks that are missing ----

@@ -143,6 +143,28 @@ def a_state_is_committed_and_says_where_training_is() -> None:
         assert len(state.commits) == expected
 
 
+@on_ranks(1)
+def a_state_has_what_a_batch_of_fit_has_left() -> None:
+    """On JAX the model has no values then, unless it is asked for them."""
+
+    class Save(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 1:
+                state.save()
+
+    x, y = work.data()
+    model, expected = work.net(), work.net()
+    for each in (model, expected):
+        each.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse")
+    state = hvd.elastic.KerasState(model)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Save()])
+    state.restore()
+    expected.fit(x[:16], y[:16], batch_size=8, shuffle=False, verbose=0)
+    for of in (lambda m: m.weights, lambda m: m.optimizer.variables):
+        for mine, right in zip(of(model), of(expected), strict=True):
+            assert np.array_equal(*map(keras.ops.convert_to_numpy, (mine, right))), mine.path
+
+
 @on_ranks(2)
 def values_travel() -> None:
     rank = hvd.rank()

@@ -84,8 +84,10 @@ def bad_arguments_are_refused() -> None:
             call()
     with raises(RuntimeError, "BroadcastGlobalVariablesCallback"):
         hvd.broadcast_global_variables(0)
-    with raises(NotImplementedError, "hvd.elastic.KerasState"):
+    with raises(ValueError, "model is a NoneType, not a Keras 3 model"):
         hvd.elastic.KerasState(None)
+    with raises(ValueError, "the model has no weights yet"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
     with raises(ValueError, "state is a NoneType, which has no commit()"):
         hvd.callbacks.CommitStateCallback(None)
 

@@ -96,6 +96,27 @@ def gradients_from_elsewhere_are_reduced_by_apply() -> None:
 
 
 @on_ranks(2)
+def gradients_beside_those_of_a_backward_are_reduced_by_apply() -> None:
+    """On PyTorch, where autograd brings that of the first variable and is not asked for the other;
+    elsewhere all gradients are the program's."""
+    first = keras.Variable(np.zeros(2, "float32"), name="first")
+    second = keras.Variable(np.zeros(3, "float32"), name="second")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    for step in range(1, 4):
+        mine = [
+            keras.ops.convert_to_tensor(np.full(v.shape, 2.0 * hvd.rank(), "float32"))
+            for v in (first, second)
+        ]
+        if work.backend() == "torch":
+            first.value.grad = second.value.grad = None
+            (first.value * mine[0]).sum().backward()
+            mine[0] = first.value.grad
+        optimizer.apply(mine, [first, second])
+        for variable in first, second:
+            assert np.allclose(keras.ops.convert_to_numpy(variable), -1.0 * step)
+
+
+@on_ranks(2)
 def two_optimizers_take_turns() -> None:
     first = keras.Variable(np.zeros(2, "float32"), name="first")
     second = keras.Variable(np.zeros(3, "float32"), name="second")

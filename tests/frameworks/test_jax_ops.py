@@ -360,7 +360,7 @@ def examples_in_docstrings_work() -> None:
     import optax
 
     known = {"fdj": fdj, "jnp": jnp, "optax": optax}
-    for name in ("_order", "ops", "functions", "optimizer"):
+    for name in ("_order", "ops", "functions", "optimizer", "elastic"):
         module = importlib.import_module(f"farandole.jax.{name}")
         results = doctest.testmod(module, extraglobs=known)
         assert results.failed == 0, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import optax
 from rank_cases import begin_jax, make_tests, on_ranks
 
+import elastic_worlds
 import farandole as fd
 import farandole.jax as fdj
+from elastic_worlds import Worlds
 from farandole.jax._verdicts import verdict_first
 from harness import World, listen, tell
 
@@ -234,3 +236,37 @@ def test_leaving_waits_for_programs_in_flight(spawn: Callable[..., World]) -> No
     world.start(leave_with_a_step_in_flight)
     for outcome in world.outcomes():
         assert outcome.error is None, outcome.trace
+
+
+def in_worlds(present: Sequence[int]) -> list[tuple[float, float]]:
+    """Of the same programs, in as many worlds: a mean, and the gradient of a broadcast."""
+    elastic_worlds.begin(elastic=False)
+    fdj.init()
+    mean = jax.jit(lambda x: fdj.allreduce(x))
+    gradient = jax.jit(jax.grad(lambda x: fdj.broadcast(x, root=0)))
+    found = []
+    for number in present:
+        if number != present[0]:
+            fd.shutdown()
+            fd.init() if number == 1 else fdj.init()
+        x = jnp.float32(fdj.rank())
+        found.append((float(mean(x)), float(gradient(x))))
+    fdj.shutdown()
+    return found
+
+
+def test_programs_go_on_in_worlds_of_other_sizes(spawn: Callable[..., World]) -> None:
+    ranks = spawn(4, "jax")
+    worlds = Worlds(ranks)
+    members = [[0, 1, 2], [1, 2], [2, 1], [1, 2, 3]]
+    for rank in range(4):
+        present = [number for number, those in enumerate(members) if rank in those]
+        ranks.start(in_worlds, present, ranks=[rank])
+    for those in members:
+        worlds.form(*those)
+    for rank, outcome in enumerate(ranks.outcomes()):
+        assert outcome.error is None, outcome.trace
+        there = [those for those in members if rank in those]
+        for those, (mean, gradient) in zip(there, outcome.value, strict=True):
+            assert mean == (len(those) - 1) / 2
+            assert gradient == (len(those) if those[0] == rank else 0)

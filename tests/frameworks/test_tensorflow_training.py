@@ -214,8 +214,6 @@ def bad_arguments_are_refused() -> None:
     tape = hvd.DistributedGradientTape(tf.GradientTape())
     with pytest.raises(tf.errors.InvalidArgumentError, match="already"):
         hvd.DistributedGradientTape(tape)
-    with pytest.raises(NotImplementedError, match="there is no elastic training yet"):
-        hvd.elastic.run(print)
 
 
 @on_ranks(2, 3)

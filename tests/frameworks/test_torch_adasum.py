@@ -148,6 +148,22 @@ def the_optimizer_moves_by_the_adasum_of_all_moves() -> None:
 
 
 @on_ranks(2)
+def a_scheduler_that_was_made_before_does_not_keep_the_local_step() -> None:
+    for before in (True, False):
+        model = make()
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.9) if before else None
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=hvd.Adasum)
+        scheduler = scheduler or torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for step in range(2):
+            local_step(model, optimizer, batch(step, hvd.rank()))
+            scheduler.step()
+        weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        theirs = hvd.allgather(weights[None])
+        assert torch.equal(theirs[0], theirs[1])
+
+
+@on_ranks(2)
 def moves_may_be_compressed_and_closures_work() -> None:
     model = make()
     optimizer = hvd.DistributedOptimizer(

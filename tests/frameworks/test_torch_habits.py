@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -447,6 +448,47 @@ def gradients_that_no_hook_saw_are_reduced_by_step() -> None:
         optimizer.step()
         for p, old in zip(model.parameters(), before.parameters(), strict=True):
             torch.testing.assert_close(p, old - 0.1 * 0.5)
+
+
+@on_ranks(2, 3)
+def gradients_set_beside_those_of_a_backward_are_reduced_by_step() -> None:
+    """Of parameters that it did not reach on any rank; `step()` or `synchronize()` comes first."""
+    options: list[dict[str, Any]] = [
+        {"gradient_predivide_factor": 2.0},
+        {"compression": hvd.Compression.fp16},
+        {"op": hvd.Sum},
+    ]
+    for option in options:
+        for asks in False, True:
+            model = mlp()
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            optimizer = wrap(model, **option)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model[0](mine(batch(0))).sum().backward()
+                reduced = [p.grad.clone() for p in model[0].parameters()]
+                for p in model[2].parameters():
+                    p.grad = torch.full_like(p, float(hvd.rank()))
+                with optimizer.skip_synchronize() if asks else contextlib.nullcontext():
+                    if asks:
+                        optimizer.synchronize()
+                    optimizer.step()
+                total = hvd.size() * (hvd.size() - 1) / 2
+                for p in model[2].parameters():
+                    mean = total / (1 if "op" in option else hvd.size())
+                    torch.testing.assert_close(p.grad, torch.full_like(p, mean))
+                for p, grad in zip(model[0].parameters(), reduced, strict=True):
+                    assert torch.equal(p.grad, grad)  # once
+
+
+@on_ranks(2)
+def a_sparse_gradient_set_beside_those_of_a_backward_is_refused() -> None:
+    model = mlp()
+    optimizer = wrap(model)
+    model[0](mine(batch(0))).sum().backward()
+    model[2].weight.grad = torch.zeros_like(model[2].weight).to_sparse()
+    with pytest.raises(fd.InvalidArgument, match=r"2\.weight' is sparse"):
+        optimizer.step()
 
 
 @on_ranks(2)

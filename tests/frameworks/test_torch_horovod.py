@@ -121,13 +121,6 @@ def errors_are_horovods_internal_errors() -> None:
 
 
 @on_ranks(2)
-def elastic_training_says_that_it_comes_later() -> None:
-    for call in (hvd.elastic.run, hvd.elastic.TorchState, hvd.elastic.ElasticSampler):
-        with pytest.raises(NotImplementedError, match="there is no elastic training yet"):
-            call(lambda: None)
-
-
-@on_ranks(2)
 def a_timeline_shows_operations_on_tensors() -> None:
     name = hvd.broadcast_object(f"/tmp/farandole-test-{os.getpid()}.json")
     hvd.start_timeline(name)

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import begin_torch, make_tests, on_ranks, refused
+from rank_cases import begin_torch, make_tests, on_ranks, raises, refused
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_work import failing, wrap
@@ -180,6 +180,41 @@ def a_parameter_unfrozen_later_is_refused_at_step() -> None:
     model[0].weight.requires_grad_(True)
     model(part()).sum().backward()
     refused(optimizer.step, "frozen when DistributedOptimizer was made")
+
+
+@on_ranks(2)
+def a_parameter_that_has_been_resized_or_converted_is_refused_by_backward() -> None:
+    """A gradient that is reduced where it lies would be, too, by as many elements as it had."""
+    for rows, in_place in itertools.product((3, 5), (1, 1 << 20)):
+        weight = nn.Parameter(torch.zeros(4, 2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("weight", weight)], in_place_bytes=in_place
+        )
+        for now, words in (
+            (torch.zeros(rows, 2), f"'weight' has shape ({rows}, 2); its parameter had (4, 2)"),
+            (torch.zeros(4, 2).double(), "'weight' has dtype torch.float64; its parameter had"),
+        ):
+            weight.data = now
+            refused(weight.sum().backward, words)
+            weight.data = torch.zeros(4, 2)
+        weight.sum().backward()
+        optimizer.step()
+        assert torch.equal(weight, torch.full((4, 2), -1.0))
+
+
+@on_ranks(2, 3)
+def a_first_gradient_that_one_rank_refuses_is_told_to_the_others() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+    refuses = hvd.rank() == 1
+    kind, words = (
+        (fd.InvalidArgument, "is part of a graph") if refuses else (fd.RemoteError, "on rank 1")
+    )
+    with raises(kind, words):
+        weight.square().sum().backward(create_graph=refuses)
+    weight.square().sum().backward()
+    optimizer.step()
+    assert torch.equal(weight, torch.full((4,), -1.0))
 
 
 @on_ranks(2)

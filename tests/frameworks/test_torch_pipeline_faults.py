@@ -145,6 +145,60 @@ def a_stage_that_raises_is_named_on_every_rank() -> None:
                 assert all(p.grad is not None for p in pipeline.parameters())
 
 
+@on_ranks(1, 2, 4)
+def a_loss_without_gradients_is_an_error() -> None:
+    is_right = False
+
+    def wrong(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return mse_loss(outputs, targets) if is_right else (outputs > targets).sum()
+
+    stages = min(hvd.size(), 2)
+    for reduction, frozen, loss_fn in (("mean", False, wrong), ("sum", True, mse_loss)):
+        model: Any = nn.Sequential(*layers()).requires_grad_(not frozen)
+        pipeline: Any = hvd.Pipeline(model, loss_fn=loss_fn, stages=stages, reduction=reduction)
+        with raises(fd.InvalidArgument, "the loss has no gradient"):
+            pipeline.step(X, Y)
+        pipeline.evaluate(X, Y)
+        assert all(p.grad is None for p in pipeline.parameters())
+        is_right = not frozen
+        if is_right:
+            pipeline.step(X, Y)
+            assert all(p.grad is not None for p in pipeline.parameters())
+
+
+@on_ranks(1, 2, 4)
+def a_part_of_the_loss_may_be_a_constant() -> None:
+    """That of some micro-batches, and of all that a replica has: one process has a gradient."""
+    wanted = "high"
+
+    def sometimes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        counts = (targets > Y.mean()) == (wanted == "high")
+        return ((outputs - targets)[counts] ** 2).sum() if counts.any() else Y.new_zeros(())
+
+    for micro_batches in (1, 4):
+        pipeline = hvd.Pipeline(
+            layers(), loss_fn=sometimes, stages=min(hvd.size(), 2), reduction="sum",
+            micro_batches=micro_batches,
+        )  # fmt: skip
+        serial = nn.Sequential(*layers())
+        mine, right = (
+            torch.optim.SGD(each.parameters(), 0.01, momentum=0.9, weight_decay=0.1)
+            for each in (pipeline, serial)
+        )
+        # The first replica has a constant, then the last.
+        for wanted in ("high", "low", "high"):  # noqa: B007 - sometimes() reads it
+            mine.zero_grad()
+            right.zero_grad()
+            loss = sometimes(serial(X), Y)
+            loss.backward()
+            assert float(pipeline.step(X, Y)) == pytest.approx(float(loss.detach()), rel=1e-5)
+            mine.step()
+            right.step()
+        state = pipeline.state_dict(root_rank=None)
+        for name, value in serial.state_dict().items():
+            torch.testing.assert_close(state[name], value)
+
+
 class Reshape(nn.Module):
     width = 2
 

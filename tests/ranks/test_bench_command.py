@@ -72,6 +72,14 @@ def test_the_others_round_up_to_a_part_for_every_rank(
     assert [row["bytes"] for row in rows_of(path)] == [whole, -(-40 * 1024 // whole) * whole]
 
 
+@pytest.mark.parametrize("collective", ["all_to_all", "reduce", "gather", "scatter", "send_recv"])
+def test_every_collective_is_measured(tmp_path: Path, collective: str) -> None:
+    path = tmp_path / "rows.json"
+    done = run(collective, "-np", "2", "--sizes", "64K", "--iterations", "5", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    assert [row["memory"] for row in rows_of(path)] == ["ours", "caller"]
+
+
 def test_a_mean_of_halves_and_a_product_of_integers_are_verified(tmp_path: Path) -> None:
     for dtype, op in (("float16", "mean"), ("int8", "product"), ("bool", "max")):
         path = tmp_path / f"{dtype}.json"

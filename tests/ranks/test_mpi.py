@@ -32,7 +32,7 @@ import farandole as fd
 import grid
 import harness
 import mpis
-from farandole import _core
+from farandole import _core, _mpi_meeting
 from farandole._tune import kept
 from farandole.common._basics import init as horovods_init
 from farandole.common._basics import mpi_enabled
@@ -344,6 +344,28 @@ def test_a_killed_rank_is_named_by_all_others(
     assert ended.seconds < 30, "nobody waits in MPI_Finalize"
 
 
+def one_is_killed_early() -> float:
+    """Once all have met, and while they connect."""
+    began = time.monotonic()
+    if world().Get_rank() == 1:
+        _mpi_meeting._Line = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+    with pytest.raises(fd.Error, match=r"rank 1 \(pid \d+ on .*\) ended before") as found:
+        fd.init()
+    assert isinstance(found.value, fd.RendezvousError)
+    return time.monotonic() - began
+
+
+@pytest.mark.drawn(2, of="what takes long")
+def test_a_rank_that_is_killed_while_ranks_connect_is_named(mpi: Mpi) -> None:
+    options = mpis.TOLERANT.get(mpi.name)
+    env = FORCED | {"MASTER_ADDR": "127.0.0.1"}  # or they would meet twice
+    ended = mpi.call(3, one_is_killed_early, env=env, options=options)
+    assert ended.code != 0
+    for o in ended.of_others(1, all_live=options is not None):
+        assert o.error is None, o.trace
+        assert o.value < 10, "far below every other deadline"
+
+
 @pytest.mark.drawn(2, of="what takes long")
 def test_nothing_is_left_where_mpiexec_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
     env = FORCED | {"FARANDOLE_TEST_TIME": str(tmp_path / "died")}
@@ -567,24 +589,26 @@ def test_mpi_that_one_rank_finalizes_is_said_to_the_others(mpi: Mpi) -> None:
 # ---- what is refused ----
 
 
-def some_do_not_come() -> str:
+def one_does_not_come(who: int) -> str:
     comm = world()
-    if comm.rank == 1:
-        time.sleep(4)
+    if comm.rank == who:
+        time.sleep(8 if who == 0 else 4)
         return ""
     with pytest.raises(fd.RendezvousError) as found:
         fd.init(comm=comm, timeout=1)
     return found.value.verdict
 
 
-def test_a_rank_that_does_not_come_is_no_hang(mpi: Mpi) -> None:
-    ended = mpi.call(3, some_do_not_come, env=FORCED)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_does_not_come_is_named(mpi: Mpi, who: int) -> None:
+    ended = mpi.call(3, one_does_not_come, who, env=FORCED)
     assert ended.code != 0
-    told = ended.of_others(1, all_live=False)
+    told = ended.of_others(who, all_live=False)
     assert told, ended.text
     for o in told:
         assert o.error is None, o.trace
-        assert "not all 3 ranks of the communicator" in o.value
+        assert o.value == f"rank {who} of the communicator did not call init() in time"
 
 
 def wrong_communicators() -> list[str]:

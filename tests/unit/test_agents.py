@@ -114,7 +114,7 @@ def test_ranks_meet_at_an_address_of_the_first_host() -> None:
 def test_an_agent_is_started_by_words() -> None:
     reach = Reach(python="/a b/python", ssh_port=2222, ssh_identity=Path("key"))
     assert command_for("me@b", reach, 29.5) == [
-        "ssh", "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
+        "ssh", "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=10", "-p", "2222", "-i", "key",
         "--", "me@b", shlex.join(["/a b/python", "-c", AGENT]),
     ]  # fmt: skip
     assert command_for("[fd00::1]", reach, 1)[-2] == "fd00::1"
@@ -135,6 +135,7 @@ def test_advice_is_of_use() -> None:
         (reach, 1, "No module named farandole", "install the same farandole"),
         (reach, None, "", "does /py work there?"),
         (netns, 1, "Cannot open network namespace: No such file", "'ip netns list' shows"),
+        (netns, 1, 'exec of "/py" failed: No such file', "is /py the Python there?"),
     ]:
         assert advice_for("b", how, code, said).startswith(advice)
 
@@ -275,7 +276,7 @@ def led(order: Order, said: bytes, noise: bytes = b"") -> tuple[Remote, list[str
 def end(remote: Remote) -> None:
     remote.leave()
     remote.close(time.monotonic() + LIMIT)
-    for pipes in remote.pipes:
+    for _, pipes in remote.new_ranks():
         for fd in pipes:
             os.close(fd)
 
@@ -290,14 +291,17 @@ def test_what_an_agent_said_last_is_not_lost_where_the_reader_is_slow(order: Ord
     while not remote.finished:
         turn(remote, deadline)
     taken = 0
+    (_, pipes), (_, others) = remote.new_ranks()
     while not remote.dry:
-        taken += len(os.read(remote.pipes[0][0], 1 << 14))
+        taken += len(os.read(pipes[0], 1 << 14))
         turn(remote, deadline)
-    os.set_blocking(remote.pipes[0][0], False)
+    os.set_blocking(pipes[0], False)
     with suppress(BlockingIOError):
-        while data := os.read(remote.pipes[0][0], 1 << 16):
+        while data := os.read(pipes[0], 1 << 16):
             taken += len(data)
     end(remote)
+    for fd in (*pipes, *others):
+        os.close(fd)
     assert taken == 6 * frames.PIECE
 
 

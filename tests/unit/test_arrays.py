@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "big endian": (lambda: fd.all_reduce(np.ones(3, ">f4")), "unsupported element type"),
     "objects": (lambda: fd.all_reduce(np.array([None, 1])), "unsupported element type"),
     "text": (lambda: fd.all_reduce(np.array(["a"])), "unsupported element type"),
+    "letters": (lambda: fd.all_reduce(array.array("u", "ab")), "unsupported element type"),
     "dates": (lambda: fd.all_reduce(np.array(["2020-01-01"], "M8[D]")), "cannot be borrowed"),
     "list": (lambda: fd.all_reduce([1, 2]), "input is a list"),
     "tuple": (lambda: fd.all_reduce((1, 2)), "input is a tuple"),

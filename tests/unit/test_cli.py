@@ -32,6 +32,7 @@ MISTAKES = [
     (["run", "-np", "0", "true"], 2, "-np must be at least 1, not 0"),
     (["run", "-np", "-3", "true"], 2, "-np must be at least 1, not -3"),
     (["run", "-np", "many", "true"], 2, "not 'many'"),
+    (["run", "-np", "1" + 20 * "0", "true"], 2, "Linux has at most 4194304 processes"),
     (["run", "-np", "1", "--bogus", "true"], 2, "--bogus"),
     (["run", "-np", "1", "--grace", "-1", "true"], 2, "--grace takes a number of seconds"),
     (["run", "-np", "1", "--patience", "nan", "true"], 2, "--patience takes a number of seconds"),
@@ -94,6 +95,29 @@ def test_a_command_the_kernel_refuses_gives_126(
 
 
 # -- help ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_help_is_shown_where_the_terminal_lacks_its_letters(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "farandole", "run", "--help"],
+        env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "COMMAND [ARGUMENT \\u2026]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"), [(">/dev/full", 1, "No space left"), (">&-", 0, "")]
+)
+def test_a_stdout_that_takes_nothing(where: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m farandole info {where}',
+        shell=True, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if said else 0), done.stderr
 
 
 def test_the_overview_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from farandole import InvalidArgument, _core
@@ -45,6 +50,25 @@ def test_numbers(monkeypatch: pytest.MonkeyPatch, good: str) -> None:
 def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, count: int) -> None:
     monkeypatch.setenv("FARANDOLE_BUCKET_BYTES", text)
     assert value("FARANDOLE_BUCKET_BYTES") == str(count)
+
+
+def test_a_locale_of_the_program_changes_no_number(tmp_path: Path) -> None:
+    try:
+        made = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")]
+        subprocess.run(made, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no locale that writes 1,5")
+    script = (
+        "import locale; locale.setlocale(locale.LC_ALL, 'de_DE.UTF-8'); import test_config as t; "
+        "print(t.value('FARANDOLE_TIMEOUT'), t.value('FARANDOLE_BUCKET_BYTES'))"
+    )
+    numbers = {"FARANDOLE_TIMEOUT": "2.5", "FARANDOLE_BUCKET_BYTES": "1.5K"}
+    environment = os.environ | {"LOCPATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | numbers, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.stdout == "2.5 1536\n", ran.stderr
 
 
 @pytest.mark.parametrize("bad", ["much", "", "-1", "5 M", "5T", "M", "nan", "inf", "1e30"])

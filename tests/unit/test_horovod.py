@@ -189,6 +189,7 @@ OBJECTS = "broadcast_object allgather_object"
 NAMES = {
     "common": "HorovodBasics check_extension get_ext_suffix",
     "common.basics": "HorovodBasics",
+    "common.elastic": "run_fn State ObjectState",
     "common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
     "common.process_sets": SETS,
     "common.util": (
@@ -208,6 +209,8 @@ NAMES = {
     "torch.compression": "Compression",
     "torch.sync_batch_norm": "SyncBatchNorm",
     "torch.elastic": "run TorchState ElasticSampler",
+    "torch.elastic.sampler": "ElasticSampler",
+    "torch.elastic.state": "TorchState StateHandler get_handler_registry set_handler_registry",
     "tensorflow": (
         f"{WHO} {BUILT} {SETS} {OPS} {OBJECTS} rank_op size_op local_rank_op local_size_op "
         "process_set_included_op broadcast_variables broadcast_object_fn "
@@ -281,7 +284,8 @@ def test_horovods_run() -> None:
     assert lines[:2] == ["[3, 3] [2]", "[3] [3, 3]"]
     assert "ValueError host elsewhere is not this one" in lines[2]
     assert lines[3:6] == [
-        "ValueError min_num_proc is not supported: there are no elastic jobs yet",
+        "ValueError min_num_proc is not supported: a function runs on a fixed number of ranks; "
+        "'farandole run' starts elastic jobs",
         "TypeError run() got an unexpected keyword argument 'nonsense'",
         "ValueError num_proc is 2, but this host has 1 slots",
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from farandole import _place, cli
+from farandole._launch import ranks
 from farandole._launchers import LAUNCHERS, VARIABLES, PlaceError, without_launchers
 
 Environment = dict[str, str]
@@ -417,3 +420,18 @@ def test_info_says_what_is_wrong(
     told = told_by_info(monkeypatch, capsys, environment)
     assert list(told) == ["trouble"]
     assert words in told["trouble"]
+
+
+def test_a_port_is_none_that_a_connection_may_get_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = ranks._first_of_connections()
+    found = {ranks.free_port(address) for address in ("", "127.0.0.1", "127.0.0.1")}
+    assert all(20_000 <= port < first for port in found)
+    with contextlib.suppress(OSError):  # no IPv6 here
+        assert ranks.free_port("::1") < first
+    monkeypatch.setattr(ranks, "_OURS", range(port := found.pop(), port + 1))
+    monkeypatch.setattr(ranks, "_TRIES", 1)
+    with socket.create_server(("127.0.0.1", port)):
+        assert ranks.free_port("127.0.0.1") != port
+    assert ranks.free_port("127.0.0.1") == port

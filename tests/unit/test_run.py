@@ -120,7 +120,26 @@ def test_what_cannot_be_called_is_refused_before_any_rank_starts() -> None:
         fd.run(3, np=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="np is 0"):
         fd.run(len, ("",), np=0)
+    with pytest.raises(ValueError, match="np is True"):
+        fd.run(len, ("",), np=True)
     with pytest.raises(ValueError, match="cannot be pickled"):
+        fd.run(len, (threading.Lock(),))
+
+
+@pytest.mark.parametrize("args", [3, "abc", None])
+def test_arguments_that_are_no_tuple_are_refused(args: Any) -> None:
+    with pytest.raises(ValueError, match=f"args is {args!r}; it is a tuple of fn's arguments"):
+        fd.run(len, args)
+    with pytest.raises(ValueError, match="kwargs is 3; it is a dict, by name"):
+        fd.run(place, (1,), 3)  # type: ignore[arg-type]
+
+
+def test_cloudpickle_is_advised_only_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle")
+    with pytest.raises(ValueError, match=r"cannot pickle '_thread.lock' object\)$"):
+        fd.run(len, (threading.Lock(),))
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ValueError, match="; install cloudpickle, or move"):
         fd.run(len, (threading.Lock(),))
 
 

@@ -6,8 +6,10 @@ import json
 import queue
 import re
 import socket
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from farandole import RendezvousError, _store
+from farandole import Error, LinkError, RendezvousError, _store
 from farandole._store import guest, talk
 
 HERE = "127.0.0.1"
@@ -74,8 +76,9 @@ def words_of(rank: int, **more: Any) -> dict[str, Any]:
     return {"rank": rank, "size": 9, "pid": 100 + rank, "host": "here", **more}
 
 
-def odd(table: list[dict[str, Any]]) -> str | None:
-    return next((f"rank {words['rank']} is odd" for words in table if words.get("odd")), None)
+def odd(table: list[dict[str, Any]]) -> Error | None:
+    said = (f"rank {words['rank']} is odd" for words in table if words.get("odd"))
+    return next(map(RendezvousError, said), None)
 
 
 Meet = Callable[..., "Future[list[dict[str, Any]]]"]
@@ -124,6 +127,16 @@ def test_who_is_missing_is_said_while_others_wait(meet: Meet) -> None:
     for outcome in (first, second):
         with pytest.raises(RendezvousError, match="2 of 3 ranks arrived"):
             outcome.result(20)
+
+
+def test_rank_0_does_not_stay_where_all_have_come_and_one_is_refused(meet: Meet) -> None:
+    port, began = free_port(), time.monotonic()
+    first, second = meet(0, 3, port), meet(1, 3, port)
+    time.sleep(0.3)  # the last one is the one that is refused
+    for outcome in (meet(2, 3, port, odd=True), first, second):
+        with pytest.raises(RendezvousError, match=r"^rank 2 is odd$"):
+            outcome.result(20)
+    assert time.monotonic() - began < 3, "and not the 5 s in which others may come"
 
 
 def test_what_is_wrong_with_one_rank_is_told_before_and_after_others_come(meet: Meet) -> None:
@@ -215,6 +228,15 @@ def test_what_no_rank_says_is_a_strangers_word(meet: Meet) -> None:
     assert first.result(20) == second.result(20)
 
 
+def test_words_of_many_ranks_are_heard() -> None:
+    table = [words_of(rank, addresses="x" * 900) for rank in range(4096)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(talk.send, ours, table)
+        assert talk.hear(theirs) == table
+        sent.result(20)
+
+
 class Store:
     """As torch.distributed's: ``get`` waits."""
 
@@ -244,7 +266,7 @@ def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() ->
     meeting = _store.Meeting(0, 3, HERE, 0, b"", until, warn=said.put, warn_after=0.2)
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(_store.exchange_in, store, "name", meeting, words_of(0), odd)
-        _store.fail_in(store, "name", words_of(1, odd=True), "")
+        _store.fail_in(store, "name", words_of(1, odd=True), None)
         text = said.get(timeout=20)
         while "rank 2 has not come" not in text:  # it may have been rank 1 first
             meeting.warn(text)
@@ -252,7 +274,7 @@ def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() ->
         store.set("name/2", json.dumps(words_of(2)))
         with pytest.raises(RendezvousError, match=r"^rank 1 is odd$"):
             first.result(20)
-    _store.fail_in(store, "other", words_of(0), "rank 0 is odd")
+    _store.fail_in(store, "other", words_of(0), RendezvousError("rank 0 is odd"))
     assert json.loads(store.get("other"))["refused"] == "rank 0 is odd"
 
 
@@ -270,6 +292,25 @@ def lines_in_a_store() -> list[Any]:
             for r in range(3)
         ]
         return [each.result(20).line for each in met]
+
+
+def test_a_store_of_torchruns_that_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_answers(*_: Any, **__: Any) -> None:
+        time.sleep(0.3)
+        raise RuntimeError("timed out")  # torch's DistNetworkError is one
+
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    torchs = types.SimpleNamespace(TCPStore=nobody_answers)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torchs)
+    said: list[str] = []
+    until = time.monotonic() + 1
+    meeting = _store.Meeting(
+        1, 2, "first", 29500, b"secret", until, warn=said.append, warn_after=0.1
+    )
+    why = "rank 1 does not reach torchrun's store at first:29500"
+    with pytest.raises(RendezvousError, match=f"^{why}: timed out"):
+        _store.torchruns(meeting)
+    assert said == [f"after 0 s {why}"]
 
 
 def test_in_a_store_too_all_wait_until_all_are_connected() -> None:
@@ -293,3 +334,24 @@ def test_in_a_store_too_a_rank_that_cannot_connect_is_told(who: int) -> None:
     for line in others:
         with pytest.raises(RendezvousError, match=re.escape(why)):
             line.end()
+
+
+CONSEQUENCE = "rank 2 left while the ranks met"
+
+
+def test_what_follows_from_another_ranks_failure_is_not_raised_for_it() -> None:
+    lines = lines_in_a_store()
+    lines[2].fail("no route")
+    cause = re.escape("rank 2 (pid 102 on here) could not connect to all others: no route")
+    with pytest.raises(RendezvousError, match=cause), _store.told(lines[0]):
+        raise LinkError(CONSEQUENCE)
+    with pytest.raises(RendezvousError, match=cause):
+        lines[1].end()
+
+
+def test_what_nobody_has_told_is_raised_and_told() -> None:
+    lines = lines_in_a_store()
+    with pytest.raises(LinkError, match=CONSEQUENCE), _store.told(lines[0]):
+        raise LinkError(CONSEQUENCE)
+    with pytest.raises(RendezvousError, match=f"could not connect to all others: {CONSEQUENCE}"):
+        lines[1].end()

@@ -27,7 +27,13 @@ def like(x: Any, shape: tuple[int, ...]) -> Any:
     if hasattr(x, "__dlpack__") or hasattr(x, "__array__"):
         return np.empty(shape, np.asarray(x).dtype)
     view = memoryview(x)
-    return np.empty(shape, np.dtype(view.format))
+    try:
+        dtype = np.dtype(view.format)
+    except TypeError:  # one that numpy has not
+        raise InvalidArgument(
+            f"input has an unsupported element type (format '{view.format}')"
+        ) from None
+    return np.empty(shape, dtype)
 
 
 _CUDA = 2  # DLPack's number

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from farandole import _core
-from farandole._arguments import explained
+from farandole._arguments import explained, type_of
 from farandole._collectives.arrays import (
     borrowable,
     call,
@@ -330,7 +330,10 @@ def _tell(x: Any, counts: Sequence[int] | None, size: int, told: np.ndarray[Any,
         raise InvalidArgument(f"counts={parts} take {sum(parts)} rows; there are {rows}")
     if is_on_device(x):
         raise InvalidArgument("scatter of an array on a device needs out= on every rank")
-    dtype = np.asarray(x).dtype.name
+    try:
+        dtype = np.asarray(x).dtype.name
+    except (TypeError, RuntimeError):  # PyTorch has dtypes that numpy has not, and gradients
+        dtype = str(getattr(x, "dtype", type_of(x)))
     if dtype not in _core.dtypes or dtype == "bfloat16":  # which numpy alone cannot make
         raise InvalidArgument(f"scatter of {dtype} needs out= on every rank")
     told[0], told[1] = _core.dtypes.index(dtype), len(rest)

@@ -33,11 +33,13 @@ class Causes:
         self.missed: Missed | None = None
         self.stopped_by: signal.Signals | None = None  # the first stopping signal we got
         self.given_up = False  # a rank could not be ended
+        self._why_not: Verdict | None = None  # an elastic job cannot go on
         self._dispensable: set[int] = set()  # ranks that said that others go on without them
 
     @property
     def any(self) -> bool:
-        return bool(self._failed or self._first_loss or self.missed or self.stopped_by)
+        failed = self._failed or self._first_loss or self.missed or self._why_not
+        return bool(failed or self.stopped_by)
 
     # -- notes --------------------------------------------------------------------------------
 
@@ -63,6 +65,10 @@ class Causes:
             self._first_loss = place
         self._lost.append(place)
 
+    def give_up(self, code: int, why: str) -> None:
+        """An elastic job ends, whatever its workers do."""
+        self._why_not = Verdict(code, why)
+
     def is_noted(self, place: Place) -> bool:
         return place in self._lost
 
@@ -84,6 +90,8 @@ class Causes:
         }
 
     def verdict(self) -> Verdict:
+        if self._why_not is not None:
+            return self._why_not
         if self.missed is not None:
             rank, waiting = self.missed
             what = f"{listed('rank', waiting)} waited for it in init()"
@@ -105,7 +113,7 @@ class Causes:
         return Verdict(exit_code, self._others_than(rank), how)
 
     def _has_ended_early(self) -> bool:
-        started = all(place.started for place in self._places)
+        started = any(self._ranks()) and all(place.started for place in self._places)
         return bool(self._failed or self._lost or self.given_up or not started)
 
     def _end_of(self, rank: Rank) -> tuple[int, str]:
@@ -120,25 +128,27 @@ class Causes:
         return code, rank.describe_end(code) + cause
 
     def _others_than(self, first: Rank | None) -> str:
-        """One line for all that failed after it, grouped by how."""
+        """One line for all that failed after it, grouped by how. Those of former worlds of an
+        elastic job were told of as they failed."""
         groups: dict[str, list[int]] = {}
+        kind = "rank"
         for rank in self._ranks():
-            if rank is not first and rank.exit_code:
+            kind = rank.kind
+            if rank is not first and rank in self._failed and rank.exit_code:
                 how = describe_exit(rank.exit_code)
                 if (sent := self._ended_by.get(rank.number)) and rank.exit_code == -sent:
                     how = f"ended with {sent.name}"
                 groups.setdefault(how, []).append(rank.number)
-        parts = [f"{listed('rank', who)} {how}" for how, who in groups.items()]
+        parts = [f"{listed(kind, who)} {how}" for how, who in groups.items()]
         return f"{'; '.join(parts)}; but first:" if parts else ""
 
     def _ranks(self) -> Iterator[Rank]:
         for place in self._places:
             yield from place.ranks
 
-    def _host_of(self, rank: int) -> int:
+    def _host_of(self, number: int) -> int:
         """-1 where there is no such rank."""
         for i, place in enumerate(self._places):
-            rank -= place.count
-            if rank < 0:
+            if any(rank.number == number for rank in place.ranks):
                 return i
         return -1

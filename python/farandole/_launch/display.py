@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
 from farandole._launch.agents.address import is_address
+from farandole._launch.copies import Files
 from farandole._launch.hosts import name_of
-from farandole._launch.job import Copies, Job, LaunchError, Share
+from farandole._launch.job import Job, LaunchError, Share
 from farandole._launch.output import Stream
+from farandole._launch.place import Pipes, Rank
 from farandole._launch.polling import READ, WRITE, earliest, wait
 from farandole._launch.screen import Screen, open_screens
 
@@ -23,25 +24,33 @@ class Display:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._out, self._err = open_screens()
-        self._copies = _open_copies(job.copies, job.ranks)
+        self._copies = Files(job.copies, job.ranks)
         self._labels = labels(job.ranks, job.hosts)
         self._streams: dict[int, tuple[Stream, Stream]] = {}  # by rank
         self._order: list[Stream] = []
 
-    def add(self, rank: int, pipes: tuple[int, int]) -> None:
+    def add(self, rank: Rank, pipes: Pipes) -> None:
         """From now on the rank's output is shown; its pipes are ours."""
+        copies = self._copies_of(rank)
         out, err = (
             Stream(
                 pipes[i],
                 self._prefix(rank, colour=self._job.colours[i]),
                 screen,
-                self._copies[rank][i],
-                quiet=rank > 0 and not self._job.all_output,
+                copies[i],
+                quiet=rank.number > 0 and not self._job.all_output,
             )
             for i, screen in enumerate((self._out, self._err))
         )
-        self._streams[rank] = out, err
+        self._streams[rank.number] = out, err
         self._order += [out, err]
+
+    def _copies_of(self, rank: Rank) -> tuple[int | None, int | None]:
+        try:
+            return self._copies.of(rank.number)
+        except LaunchError as error:  # of one that came later
+            self.say(f"{error}; nothing is written there")
+            return None, None
 
     def say(self, line: str) -> None:
         self._err.say(f"farandole: {line}")
@@ -66,6 +75,9 @@ class Display:
             self._look_after(stream)
         for screen in self._screens():
             screen.flush()
+        if self._out.trouble:  # who does not read stderr has nowhere to be told of that one
+            self.say(f"stdout: {self._out.trouble}; nothing more is shown")
+            self._out.trouble = ""
 
     def _look_after(self, stream: Stream) -> None:
         if stream.trouble:
@@ -96,6 +108,11 @@ class Display:
     def pending(self) -> bool:
         return self._out.pending or self._err.pending
 
+    def take_bars_of(self, number: int) -> None:
+        """Of an elastic job's worker, which has rank 0 from now on."""
+        for stream in self._streams.get(number, ()):
+            stream.quiet = False
+
     def drop(self) -> None:
         for screen in self._screens():
             screen.drop()
@@ -103,14 +120,19 @@ class Display:
     def _screens(self) -> list[Screen]:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
-    def _prefix(self, rank: int, *, colour: bool) -> bytes:
+    def _prefix(self, rank: Rank, *, colour: bool) -> bytes:
         if not self._job.prefix:
             return b""
-        text = f"[{self._labels[rank]}]"
+        text = f"[{self._label(rank)}]"
         space = " " * (max(map(len, self._labels)) + 3 - len(text))  # text starts in one column
         if colour:
-            text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+            text = f"\x1b[{_COLOURS[rank.number % len(_COLOURS)]}m{text}\x1b[0m"
         return (text + space).encode()
+
+    def _label(self, rank: Rank) -> str:
+        if self._job.elastic is None:
+            return self._labels[rank.number]
+        return f"{rank.number} {name_of(rank.host)}" if rank.host else str(rank.number)
 
 
 def labels(ranks: int, hosts: Sequence[Share]) -> list[str]:
@@ -123,28 +145,3 @@ def labels(ranks: int, hosts: Sequence[Share]) -> list[str]:
     names = short if len(set(short)) == len(names) else names
     of_ranks = [name for name, (_, count) in zip(names, hosts, strict=True) for _ in range(count)]
     return [f"{rank} {name}" for rank, name in enumerate(of_ranks)]
-
-
-def _open_copies(copies: Copies | None, ranks: int) -> list[tuple[int | None, int | None]]:
-    """For each rank, of its stdout and of its stderr."""
-    if copies is None:
-        return [(None, None)] * ranks
-    width = len(str(ranks - 1))
-    try:
-        copies.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return [
-            (_open_copy(copies, 0, rank, width), _open_copy(copies, 1, rank, width))
-            for rank in range(ranks)
-        ]
-    except FileExistsError as error:
-        raise LaunchError(f"{copies.option}: {error.filename} is there already") from error
-    except OSError as error:
-        raise LaunchError(f"{copies.option}: {error.filename}: {error.strerror}") from error
-
-
-def _open_copy(copies: Copies, which: int, rank: int, width: int) -> int:
-    """Refuses to overwrite unless that was asked for: the last run's logs may be wanted."""
-    path = copies.directory / copies.names[which].format(rank=rank, width=width)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    if_there = os.O_TRUNC if copies.overwrite else os.O_EXCL
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | if_there, 0o600)

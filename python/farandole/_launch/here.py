@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
+from farandole import _datagrams
 from farandole._launch.leftovers import Leftovers, left_behind
 from farandole._launch.place import Place, Rank, Threads
 from farandole._launch.polling import READ
@@ -22,7 +23,7 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
-from farandole._launch.words import Ear, tell_death
+from farandole._launch.words import Ear, tell_death, worker_name
 
 _TRACES = ("_TRACE", "_TIMELINE")  # ends of the variables that ask for one
 
@@ -55,6 +56,7 @@ class Here(Place):
         self._command = command
         self._counts = counts
         self._environment = {**shared_environment(self.count, inherited), **added}
+        self._counted = False  # ranks of a number that is fixed have started
         self._oom_kills = oom_kills()
         self._ear: Ear | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -66,15 +68,21 @@ class Here(Place):
         """There is nothing to get ready."""
 
     def start(self, rendezvous: Rendezvous) -> None:
+        self._counted = True
         self._environment |= rendezvous.environment()
-        self._ear = _open_ear(rendezvous.run_id)
+        self.prepare(rendezvous.run_id)
         for number in range(self.first, self.first + self.count):
-            own = rank_environment(number, self._counts)
-            process, pipes = start_rank(number, self._command, self._environment | own)
-            self._processes[number] = process
-            self.ranks.append(Rank(number, process.pid, self.host))
-            self.pipes.append(pipes)
+            self.add(number, rank_environment(number, self._counts))
+
+    def prepare(self, run_id: str) -> None:
+        self._environment["FARANDOLE_RUN_ID"] = run_id
+        self._ear = _open_ear(run_id)
         self.started = True
+
+    def add(self, number: int, own: Mapping[str, str]) -> None:
+        process, pipes = start_rank(number, self._command, {**self._environment, **own})
+        self._processes[number] = process
+        self._take_up(Rank(number, process.pid, self.host), pipes)
 
     # -- turns --------------------------------------------------------------------------------
 
@@ -142,6 +150,14 @@ class Here(Place):
                 with suppress(ProcessLookupError, PermissionError):  # all ended; setuid
                     os.killpg(rank.pid, number)
 
+    def kill(self, number: int) -> None:
+        for rank in self.ranks:
+            if rank.number == number and rank.alive:
+                os.killpg(rank.pid, signal.SIGKILL)
+
+    def say(self, pid: int, words: str) -> None:
+        _datagrams.say(worker_name(self._environment["FARANDOLE_RUN_ID"], pid), words.encode())
+
     def tell_death(self, dead: Rank) -> None:
         living = [rank.pid for rank in self.ranks if rank.alive]
         tell_death(self._environment["FARANDOLE_RUN_ID"], living, dead)
@@ -173,6 +189,8 @@ class Here(Place):
         """What the ranks have left of a trace since then (time.time), for the launcher's host."""
         from farandole._launch.agents import parcels
 
+        if not self._counted:
+            return iter(())
         return parcels.packed(self._environment, range(self.first, self.first + self.count), since)
 
     def _put_traces_together(self) -> None:

@@ -30,7 +30,7 @@ def hosts_of(hosts: str | None, hostfile: Path | None) -> list[Share] | None:
     if hosts is not None and hostfile is not None:
         raise LaunchError("-H and --hostfile are both given; one of them says which hosts")
     if hosts is not None:
-        pairs = [_of_list(item) for item in hosts.split(",")]
+        pairs = [share_of(item, f"-H: '{item}'") for item in hosts.split(",")]
     elif hostfile is not None:
         pairs = _of_file(hostfile)
     else:
@@ -84,12 +84,16 @@ def is_everywhere(host: str) -> bool:
     return host in _ALWAYS_HERE or is_loopback(host.strip("[]"))
 
 
-def _of_list(item: str) -> Share:
-    name, colon, slots = item.strip().rpartition(":")
-    if not colon or "]" in slots:
-        name, slots = item.strip(), "1"
-    where = f"-H: '{item}'"
-    return Share(_checked(name, where), _number(slots, where, "name:slots"))
+def share_of(item: str, where: str, slots: int = 1) -> Share:
+    """Of 'name:slots', or of a name alone. `where` it is written, for messages.
+
+    Raises:
+        LaunchError: it is something else.
+    """
+    name, colon, count = item.strip().rpartition(":")
+    if not colon or "]" in count:
+        name, count = item.strip(), str(slots)
+    return Share(_checked(name, where), _number(count, where, "name:slots"))
 
 
 def _of_file(path: Path) -> list[Share]:

@@ -45,6 +45,18 @@ class Reach(NamedTuple):
     ssh_identity: Path | None = None
 
 
+class Elastic(NamedTuple):
+    """What a job bears whose ranks may come and go."""
+
+    least: int  # ranks of a world
+    most: int
+    timeout: float = 600.0  # seconds until there are so many again
+    worlds: int | None = None  # after the first one; None: as many as it takes
+    cooldown: tuple[float, float] = (1.0, 60.0)  # seconds that a slot rests: at first, at most
+    discovery: str = ""  # a script that says which hosts there are
+    slots: int = 1  # of a host of which it does not say how many
+
+
 class Job(NamedTuple):  # a dataclass would import inspect: ranks start that much later
     """One command, started once per rank."""
 
@@ -61,3 +73,4 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     reach: Reach | None = None  # how agents are started there
     start_timeout: float = 30.0  # until all of them are ready
     insecure: bool = False  # ranks of several hosts meet without a secret
+    elastic: Elastic | None = None  # else the job ends with the first rank that fails

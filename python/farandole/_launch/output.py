@@ -32,7 +32,7 @@ _REDRAW_FILE = 5.0  # a log file wants to know that a bar moves, not every state
 class Stream:
     """One rank's stdout or stderr on its way to a screen and, if wished, a file.
 
-    `quiet`: its bars are not shown, unless `show_hidden_bar` asks for them.
+    `quiet`: its bars are not shown, unless `show_hidden_bar` asks for them; may be changed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Stream:
         self._prefix = prefix
         self._screen = screen
         self._copy = copy
-        self._quiet = quiet and bool(prefix)
+        self.quiet = quiet and bool(prefix)
         self._hidden = b""  # the last state of a bar that was not shown
         self._part = bytearray()  # of a line that has not ended yet
         self._drawn = b""  # what was shown of that line, where backspaces may go back into it
@@ -89,7 +89,7 @@ class Stream:
             self._show(bytes(self._part[:end]))
             del self._part[:end]
             self._since = now
-        if self._quiet and is_redrawn(self._part):
+        if self.quiet and is_redrawn(self._part):
             self._part[:] = self._shortened(bytes(self._part))
         if len(self._part) > _LINE_LIMIT:
             self._show(bytes(self._part))
@@ -102,7 +102,7 @@ class Stream:
         silence = self._last + _SILENCE
         if not is_drawing(self._part):
             return silence
-        if self._quiet:
+        if self.quiet:
             return None
         pace = _REDRAW_TERMINAL if self._screen.is_terminal else _REDRAW_FILE
         return min(silence, self._since + pace)
@@ -143,7 +143,7 @@ class Stream:
         if not self._prefix:
             self._pass_on(text, goes_on)
             return
-        *lines, rest = (self._without_bars(text) if self._quiet else text).split(b"\n")
+        *lines, rest = (self._without_bars(text) if self.quiet else text).split(b"\n")
         if lines and goes_on:
             self._end_line(lines.pop(0))
             goes_on = False

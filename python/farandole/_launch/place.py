@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farandole._launch.ranks import Rendezvous, describe_exit
@@ -17,6 +17,8 @@ from farandole._launch.words import Word
 
 class Rank:
     """One started rank, wherever it runs."""
+
+    kind = "rank"  # in an elastic job: a worker, whose ranks in its worlds are others
 
     def __init__(self, number: int, pid: int, host: str = "") -> None:
         self.number = number
@@ -37,7 +39,16 @@ class Rank:
     def describe_end(self, exit_code: int | None = None) -> str:
         """'rank 2 (pid 812) was killed by SIGKILL'."""
         code = self.exit_code or 0 if exit_code is None else exit_code
-        return f"rank {self.number} (pid {self.process}) {describe_exit(code)}"
+        return f"{self.kind} {self.number} (pid {self.process}) {describe_exit(code)}"
+
+
+class NotStarted(NamedTuple):
+    """A rank that could not be started; a remark says why."""
+
+    number: int
+
+
+Pipes = tuple[int, int]  # a rank's stdout and stderr, to read
 
 
 class Threads(NamedTuple):
@@ -55,22 +66,32 @@ class Place(ABC):
         self.host = host  # empty where the job has one alone
         self.count = counts[index]
         self.first = sum(counts[:index])  # its lowest rank
-        self.ranks: list[Rank] = []  # once they have started
-        self.pipes: list[tuple[int, int]] = []  # their stdout and stderr, each closed by its reader
+        self.ranks: list[Rank] = []  # that have started
         self.threads: Threads | None = None
         self.address = ""  # by which other hosts reach it; empty: it is the launcher's own host
         self.launchers_address = ""  # as this host sees the launcher's, if it does
         self.port = 0  # that was free there
         self.ready = False  # to start ranks
+        self.prepared = False  # in an elastic job: it was told of the job
         self.started = False
         self.finished = False  # nothing runs there any more that ranks left behind
         self.dry = False  # no more output will come into the pipes
         self.trouble = ""  # why the place, or its start, has failed
         self.exit_code = 1  # of the job, when the start has failed
-        self._news: list[Word | Rank] = []
+        self._started: list[tuple[Rank, Pipes]] = []
+        self._news: list[Word | Rank | NotStarted] = []
         self._remarks: list[str] = []
 
-    def news(self) -> list[Word | Rank]:
+    def new_ranks(self) -> list[tuple[Rank, Pipes]]:
+        """Those that have started since the last call; who takes the pipes closes them."""
+        new, self._started = self._started, []
+        return new
+
+    def _take_up(self, rank: Rank, pipes: Pipes) -> None:
+        self.ranks.append(rank)
+        self._started.append((rank, pipes))
+
+    def news(self) -> list[Word | Rank | NotStarted]:
         """What ranks have said, and which of them have ended, since the last call."""
         news, self._news = self._news, []
         return news
@@ -92,6 +113,22 @@ class Place(ABC):
     @abstractmethod
     def start(self, rendezvous: Rendezvous) -> None:
         """Starts the ranks."""
+
+    @abstractmethod
+    def prepare(self, run_id: str) -> None:
+        """The same without a rank, where they come one by one: those of an elastic job."""
+
+    @abstractmethod
+    def add(self, number: int, own: Mapping[str, str]) -> None:
+        """Starts one more, with these variables of its own."""
+
+    @abstractmethod
+    def kill(self, number: int) -> None:
+        """One rank, and what runs in its process group."""
+
+    @abstractmethod
+    def say(self, pid: int, words: str) -> None:
+        """To a worker of an elastic job."""
 
     @abstractmethod
     def descriptors(self) -> list[tuple[int, int]]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from farandole._launch.job import LaunchError
 from farandole._launch.processes import die_with_parent
 from farandole._launchers import without_launchers
+
+_OURS, _TRIES = range(20_000, 32_768), 100  # of ports
 
 
 class Rendezvous(NamedTuple):
@@ -41,11 +45,28 @@ def new_run_id() -> str:
 
 
 def free_port(address: str = "") -> int:
-    """Not held: to us it is only a number; it is for who will listen there."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Not held: to us it is only a number; it is for who will listen there. None of those that the
+    kernel gives to connections by itself, of which one may have it by then."""
+    first = _first_of_connections()
+    for port in random.sample(_OURS, _TRIES):
+        with suppress(OSError):  # somebody has it
+            if port < first:
+                return _bound(address, port)
+    return _bound(address, 0)
+
+
+def _bound(address: str, port: int) -> int:
+    at = socket.getaddrinfo(address or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(at[0]) as probe:
+        probe.bind(at[4])
+        bound: int = probe.getsockname()[1]
+        return bound
+
+
+def _first_of_connections() -> int:
+    with suppress(OSError):
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return _OURS.stop
 
 
 def describe_exit(exit_code: int) -> str:

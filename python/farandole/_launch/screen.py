@@ -8,6 +8,7 @@ on a terminal, others write above it.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
@@ -27,6 +28,7 @@ class Screen:
         self.open_by: object | None = None
         self._bar = b""  # the open line, where it can be taken away and drawn again
         self.gone = False  # the reader left
+        self.trouble = ""  # why a file takes nothing more; taken by who reports it
         self._queue = bytearray()
         self._chunk = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else _ATOMIC
 
@@ -83,7 +85,9 @@ class Screen:
                 written = os.write(self.fd, memoryview(self._queue)[: self._chunk].tobytes())
             except BlockingIOError:
                 return
-            except OSError:  # EPIPE: the reader left; EIO: the terminal did; ENOSPC
+            except OSError as error:
+                if error.errno != errno.EPIPE and not self.is_terminal:  # these have left
+                    self.trouble = os.strerror(error.errno or errno.EIO)
                 self.gone = True
                 self._queue.clear()
                 return

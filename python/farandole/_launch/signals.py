@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -16,6 +18,32 @@ STOPPING = {
 }
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 PASSED_ON = (*STOPPING, *FORWARDED, signal.SIGTSTP, signal.SIGCONT)
+
+
+_signalfd = ctypes.CDLL(None, use_errno=True).signalfd
+_INFO = 128  # bytes that it gives of a signal, the number first
+
+
+class BlockedSignals:
+    """Signals that this thread has blocked, as a descriptor that a loop polls: from any thread, and
+    without handlers. (Python's sigtimedwait() returns a signal that nobody sent where SIGSTOP has
+    interrupted it and time is up.)"""
+
+    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        mask = (ctypes.c_ulong * (1024 // bits))()  # a sigset_t
+        for number in numbers:
+            mask[(number - 1) // bits] |= 1 << (number - 1) % bits
+        self.fd = _signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "signalfd")
+
+    def take(self) -> Iterator[signal.Signals]:
+        """Those that came."""
+        with suppress(BlockingIOError):
+            while True:
+                (number,) = struct.unpack_from("I", os.read(self.fd, _INFO))
+                yield signal.Signals(number)
 
 
 class SignalPipe:

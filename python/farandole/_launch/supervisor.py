@@ -19,8 +19,9 @@ from farandole._launch.display import Display
 from farandole._launch.job import Job, LaunchError
 from farandole._launch.leftovers import LEAVE_KILL
 from farandole._launch.meeting import where_to_meet
-from farandole._launch.place import Place, Rank
+from farandole._launch.place import NotStarted, Place, Rank
 from farandole._launch.polling import READ, earliest, wait
+from farandole._launch.ranks import Rendezvous
 from farandole._launch.signals import STOPPING, Escalation, SignalPipe
 from farandole._launch.watchdog import WatchdogLost
 from farandole._launch.words import Word
@@ -44,15 +45,16 @@ class Supervisor:
         self._causes = Causes(places)
         self._absences = Absences()
         self._plan = Escalation()
+        self._watchdog = os.getppid()
         self._stops = 0  # how many stopping signals we got
 
     def run(self) -> int:
         """The whole job; returns its exit code."""
         try:
             self._start()
-            while self._living() and not self._causes.given_up:
+            while self._is_on() and not self._causes.given_up:
                 self._turn(self._next_deadline())
-                self._look_for_absent()
+                self._look_after()
                 self._escalate()
             self._end_what_is_left()
             self._show_the_rest()
@@ -63,6 +65,10 @@ class Supervisor:
         finally:
             self._leave_places()
         return verdict.code
+
+    def _is_on(self) -> bool:
+        """Whether there is anything to wait for."""
+        return bool(self._living())
 
     def _living(self) -> list[Rank]:
         return [rank for place in self._places for rank in place.ranks if rank.alive]
@@ -79,17 +85,26 @@ class Supervisor:
         self._wait_for(lambda place: place.ready, or_a_signal=True)
         if self._causes.stopped_by is not None:
             return
-        self._tell_threads()
-        asked = {**os.environ, **self._job.environment}
-        rendezvous = where_to_meet(self._places, asked.get("FARANDOLE_IFACE", ""))
+        self._tell_threads(self._places)
+        self._start_ranks()
+        if self._causes.stopped_by is not None:  # when there was nobody yet to pass it on to
+            self._stop_ranks(self._causes.stopped_by)
+
+    def _start_ranks(self) -> None:
+        rendezvous = self._where_to_meet(self._places)
         for place in self._places:
             place.start(rendezvous)
         self._wait_for(lambda place: place.started)
+        self._take_new_ranks()
+
+    def _where_to_meet(self, places: Sequence[Place]) -> Rendezvous:
+        asked = {**os.environ, **self._job.environment}
+        return where_to_meet(places, asked.get("FARANDOLE_IFACE", ""))
+
+    def _take_new_ranks(self) -> None:
         for place in self._places:
-            for rank, pipes in zip(place.ranks, place.pipes, strict=True):
-                self._display.add(rank.number, pipes)
-        if self._causes.stopped_by is not None:  # when there was nobody yet to pass it on to
-            self._stop_ranks(self._causes.stopped_by)
+            for rank, pipes in place.new_ranks():
+                self._display.add(rank, pipes)
 
     def _wait_for(self, state: Callable[[Place], bool], *, or_a_signal: bool = False) -> None:
         """Of all places; each has its own deadline."""
@@ -101,11 +116,11 @@ class Supervisor:
                 if place.trouble:
                     raise LaunchError(place.trouble, place.exit_code)
 
-    def _tell_threads(self) -> None:
+    def _tell_threads(self, places: Sequence[Place]) -> None:
         shares = [
             f"{place.threads.each}{f' on {place.host}' if place.host else ''} "
             f"({place.threads.cores} usable cores, {place.count} ranks)"
-            for place in self._places
+            for place in places
             if place.threads is not None
         ]
         if shares:
@@ -117,7 +132,8 @@ class Supervisor:
         """Waits for anything to happen, at most until `deadline`, and does it."""
         own = [(self._signals.fd, READ), (self._lifeline, READ)]
         theirs = [pair for place in self._places for pair in place.descriptors()]
-        ready = wait([*own, *theirs, *self._display.descriptors()], deadline)
+        shown, others = self._display.descriptors(), self._other_descriptors()
+        ready = wait([*own, *theirs, *shown, *others], deadline)
 
         # Deaths and signals come before output: their order is told to the user.
         if self._signals.fd in ready:
@@ -129,7 +145,14 @@ class Supervisor:
         for place in self._places:
             place.turn(ready, now)
         self._take_news()
+        self._other_turns(ready, now)
         self._display.turn(ready, now)
+
+    def _other_descriptors(self) -> list[tuple[int, int]]:
+        return []
+
+    def _other_turns(self, ready: set[int], now: float) -> None:
+        """Of what else there is to watch."""
 
     def _next_deadline(self) -> float | None:
         places = [place.due() for place in self._places]
@@ -143,6 +166,10 @@ class Supervisor:
         elif number in STOPPING:
             self._stop(number)
         elif number in (signal.SIGTSTP, signal.SIGCONT):
+            if number == signal.SIGTSTP:
+                # The shell sees its job stopped; and before ranks are, since whoever has seen that
+                # may let the job go on: a watchdog that stopped after SIGCONT would stay so.
+                os.kill(self._watchdog, signal.SIGSTOP)
             # A rank leads an orphaned process group, for which the kernel ignores SIGTSTP.
             passed = signal.SIGSTOP if number == signal.SIGTSTP else number
             for place in self._places:
@@ -152,18 +179,22 @@ class Supervisor:
                 place.pass_on(number)
 
     def _take_news(self) -> None:
-        for place in self._places:
+        self._take_new_ranks()
+        for place in list(self._places):
             for item in place.news():
-                if isinstance(item, Word):
-                    self._absences.hear(item)
-                    self._causes.hear(item)
-                else:
-                    self._take_death(item)
+                self._take(item)
             for line in place.remarks():
                 self._say(line)
             # A start that fails ends the job at once, in one line: see _wait_for.
             if place.started and place.trouble and not self._causes.is_noted(place):
                 self._take_loss(place)
+
+    def _take(self, item: Word | Rank | NotStarted) -> None:
+        if isinstance(item, Word):
+            self._absences.hear(item)
+            self._causes.hear(item)
+        elif isinstance(item, Rank):
+            self._take_death(item)
 
     def _take_death(self, rank: Rank) -> None:
         for place in self._places:
@@ -189,7 +220,7 @@ class Supervisor:
         kill = term + self._job.patience
         self._plan.plan((term, signal.SIGTERM), (kill, signal.SIGKILL))
 
-    def _look_for_absent(self) -> None:
+    def _look_after(self) -> None:
         """A rank that has ended will not come to a meeting any more: then the job ends."""
         if self._causes.any:
             self._absences.forget()
@@ -230,15 +261,16 @@ class Supervisor:
         for number in self._plan.take(time.monotonic()):
             living = self._living()
             late = [rank.number for rank in living]
+            who = listed(living[0].kind, late) if living else ""
             if number is None:
                 pids = ", ".join(rank.process for rank in living)
-                self._say(f"could not end {listed('rank', late)} (pid {pids})")
+                self._say(f"could not end {who} (pid {pids})")
                 self._causes.given_up = True
                 return
             if number == signal.SIGKILL:
                 if sent := self._causes.signals_sent(late):
                     names = " and ".join(step.name for step in sent)
-                    self._say(f"{listed('rank', late)} did not end on {names}: SIGKILL")
+                    self._say(f"{who} did not end on {names}: SIGKILL")
                 self._plan.plan((time.monotonic() + LEAVE_KILL, None))
             self._end_ranks(number)
 

@@ -28,8 +28,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from farandole._launch.job import LaunchError
+from farandole._launch.polling import READ, wait
 from farandole._launch.processes import Process, adopt_orphans, descendants, describe, reap, send
-from farandole._launch.signals import PASSED_ON, SignalPipe
+from farandole._launch.signals import PASSED_ON, BlockedSignals, SignalPipe
 
 _SWEEP_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
@@ -104,18 +105,11 @@ def _watch_over(
     launcher: int, what: str, signals: list[signal.Signals], strangers: list[Process]
 ) -> int:
     """Passes signals to the launcher until it ends, and cleans up behind it."""
-    while True:
-        # Where a program with threads has called the launcher, one of them may take its SIGCHLD.
-        told = signal.sigtimedwait([*signals, signal.SIGCHLD], _LOOK_SECONDS)
-        number = told.si_signo if told is not None else signal.SIGCHLD
-        if number == signal.SIGCHLD:
-            pid, status = os.waitpid(launcher, os.WNOHANG)
-            if pid == launcher:
-                break
-            continue
-        os.kill(launcher, number)  # not reaped yet, so it is still ours
-        if number == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees its job stopped
+    blocked = BlockedSignals([*signals, signal.SIGCHLD])
+    try:
+        status = _pass_on(launcher, blocked)
+    finally:
+        os.close(blocked.fd)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
@@ -125,6 +119,20 @@ def _watch_over(
     if left:
         print(f"farandole: could not end {describe(left)}", file=sys.stderr)
     return 128 - code
+
+
+def _pass_on(launcher: int, blocked: BlockedSignals) -> int:
+    """What comes, until the launcher has ended; its status."""
+    while True:
+        # Where a program with threads has called the launcher, one of them may take its SIGCHLD.
+        wait([(blocked.fd, READ)], time.monotonic() + _LOOK_SECONDS)
+        for number in blocked.take():
+            if number == signal.SIGCHLD:
+                continue
+            os.kill(launcher, number)  # not reaped yet, so it is still ours
+        pid, status = os.waitpid(launcher, os.WNOHANG)
+        if pid == launcher:
+            return status
 
 
 def _open_standard_streams() -> None:

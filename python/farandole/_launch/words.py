@@ -7,18 +7,16 @@ nothing; of them the first to end is to blame.
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
+
+from farandole import _datagrams
+from farandole._datagrams import PARTS
 
 if TYPE_CHECKING:
     from farandole._launch.place import Rank
 
 _LARGEST = 4096
-_MOST_AT_ONCE = 10_000  # then the launcher does something else first
 
 
 class Word(NamedTuple):
@@ -28,42 +26,27 @@ class Word(NamedTuple):
 
 
 class Ear:
-    """An abstract socket that ranks find by their job's run id (csrc/control/launcher.cpp)."""
+    """A socket that ranks find by their job's run id (csrc/control/launcher.cpp)."""
 
     def __init__(self, run_id: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket.bind(f"\0farandole-launcher-{run_id}")
+        self._ear = _datagrams.Ear(f"farandole-launcher-{run_id}", _LARGEST)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._ear.fileno()
 
     def words(self) -> Iterator[Word]:
         """All that were said until now, by processes of this user."""
-        for _ in range(_MOST_AT_ONCE):
-            try:
-                data, extra, _, _ = self._socket.recvmsg(_LARGEST, 64)
-            except BlockingIOError:
-                return
-            word = _parsed(data)
-            if word is not None and _is_ours(extra):
+        for data in self._ear.words():
+            if (word := _parsed(data)) is not None:
                 yield word
 
 
-def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
-    return any(
-        (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
-        and struct.unpack("iII", data[:12])[1] == os.geteuid()
-        for level, kind, data in extra
-    )
-
-
 def _parsed(data: bytes) -> Word | None:
-    rank, _, rest = data.decode(errors="backslashreplace").partition("\x1f")
-    pid, _, said = rest.partition("\x1f")
+    rank, _, rest = data.decode(errors="backslashreplace").partition(PARTS)
+    pid, _, said = rest.partition(PARTS)
     if not (rank.isdecimal() and pid.isdecimal()):
         return None
-    parts = said.split("\x1f")
+    parts = said.split(PARTS)
     return Word(int(rank), int(pid), [printable(part) for part in parts])
 
 
@@ -74,11 +57,14 @@ def printable(text: str) -> str:
 
 def tell_death(run_id: str, pids: Iterable[int], dead: Rank) -> None:
     """To these processes of this host, of which those hear it that have ranks on others."""
-    word = "\x1f".join(map(str, ("death", dead.number, dead.pid, dead.exit_code)))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth:
-        for pid in pids:
-            with suppress(OSError):  # nobody listens, or has no time
-                mouth.sendto(word.encode(), f"\0farandole-rank-{run_id}-{pid}")
+    word = PARTS.join(map(str, ("death", dead.number, dead.pid, dead.exit_code)))
+    for pid in pids:
+        _datagrams.say(f"farandole-rank-{run_id}-{pid}", word.encode())
+
+
+def worker_name(run_id: str, pid: int) -> str:
+    """Where a worker of an elastic job listens (farandole/_elastic.py)."""
+    return f"farandole-worker-{run_id}-{pid}"
 
 
 class Meetings:

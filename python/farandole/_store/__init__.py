@@ -27,6 +27,8 @@ from farandole._store.meeting import (
     Reminder,
     Words,
     name_of,
+    refusal,
+    refused,
 )
 from farandole._store.reception import Reception, listen, no_place
 from farandole._store.torch_store import KeyValueStore, exchange_in, fail_in, torchruns
@@ -41,6 +43,8 @@ __all__ = [
     "exchange_in",
     "fail_in",
     "name_of",
+    "refusal",
+    "refused",
     "told",
     "torchruns",
 ]
@@ -52,11 +56,13 @@ def exchange(meeting: Meeting, mine: Words, check: Check) -> Met:
     """Every rank's words, by rank. Rank 0 refuses all of them for what ``check`` says.
 
     Raises:
-        RendezvousError: ranks are missing at the deadline, two are the same, or ``check`` refuses.
+        RendezvousError: ranks are missing at the deadline, or two are the same.
+        Error: what ``check`` says.
         AuthError: the other end does not know the secret.
     """
     reminder = Reminder(meeting)
     while True:
+        meeting.look()
         taken = None
         if meeting.rank == 0 or meeting.among:
             listeners, taken = listen(meeting)

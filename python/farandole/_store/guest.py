@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from farandole._core import AuthError, RendezvousError
 from farandole._store.line import Guest
-from farandole._store.meeting import GRACE, Meeting, Met, Words, name_of, said_among
+from farandole._store.meeting import GRACE, Meeting, Met, Words, name_of, refused, said_among
 from farandole._store.talk import MAGIC, NONCE, POLITE, PROOF, hear, proof, send, take
 
 
@@ -47,7 +47,7 @@ def be_guest(meeting: Meeting, mine: Words) -> Met:
         if "closed" in answer:
             raise Closed(errno.ECONNREFUSED, f"there was {answer['closed']}")
         if "refused" in answer:
-            raise RendezvousError(answer["refused"])
+            raise refused(answer)
         stack.pop_all()  # the connection stays
     table: list[Words] = answer["ranks"]
     keeper = next((words for words in table if words["rank"] == answer["by"]), None)

@@ -18,6 +18,8 @@ from farandole._core import Error, RendezvousError
 from farandole._store.talk import LOOK, POLITE, hear, send
 from farandole._tables import listed
 
+_WORDS = 0.1  # seconds that words may need which were sent before what they explain
+
 
 class Line(Protocol):
     """Of one rank. Nothing of it blocks for long but ``end``."""
@@ -38,13 +40,23 @@ class Line(Protocol):
 
 @contextmanager
 def told(line: Line | None) -> Iterator[None]:
-    """Whatever is raised meanwhile is told to the others."""
+    """Whatever is raised meanwhile is told to the others, but for what follows from what one of
+    them has told: that is raised in its place."""
     try:
         yield
     except BaseException as error:
         if line is not None:
+            if isinstance(error, Error):
+                _hear_the_cause(line)
             line.fail(error.verdict if isinstance(error, Error) else repr(error))
         raise
+
+
+def _hear_the_cause(line: Line) -> None:
+    until = time.monotonic() + _WORDS
+    while time.monotonic() < until:
+        line.look()
+        time.sleep(_WORDS / 10)
 
 
 def failed(who: str, why: str) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from farandole._core import Error, RendezvousError, VersionMismatch
 from farandole._store.line import Line
 
 Words = dict[str, Any]
-Check = Callable[[list[Words]], str | None]  # of some ranks' words, or of all: the first's count
+Check = Callable[[list[Words]], Error | None]  # of some ranks' words, or of all: the first's count
 
 GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
 FAREWELL = 5.0  # seconds in which a rank that cannot join tells the others why
@@ -33,6 +34,7 @@ class Meeting:
     at: Sequence[str] = ()  # addresses at which to receive; none: those of the name above
     warn: Callable[[str], None] = lambda _: None
     warn_after: float = 10.0  # seconds
+    look: Callable[[], None] = lambda: None  # now and then; raises Error where it is called off
 
     @property
     def place(self) -> str:
@@ -41,6 +43,19 @@ class Meeting:
 
 def name_of(words: Words) -> str:
     return f"rank {words['rank']} (pid {words['pid']} on {words['host']})"
+
+
+def refusal(error: Error | None) -> Words:
+    """As it is told to others."""
+    if error is None:
+        return {"refused": None}
+    return {"refused": str(error), "of versions": isinstance(error, VersionMismatch)}
+
+
+def refused(told: Words) -> Error:
+    """The error that others have told."""
+    kind = VersionMismatch if told.get("of versions") else RendezvousError
+    return kind(told["refused"])
 
 
 class Met(NamedTuple):

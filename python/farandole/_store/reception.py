@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from farandole._core import RendezvousError
+from farandole._core import Error, RendezvousError
 from farandole._store.line import Keeper
 from farandole._store.meeting import (
     FAREWELL,
@@ -26,6 +26,7 @@ from farandole._store.meeting import (
     Words,
     name_of,
     ranks_of,
+    refusal,
     said_among,
 )
 from farandole._store.talk import (
@@ -70,10 +71,10 @@ class _Table:
         self.words[rank] = words
 
     def checked(self, check: Check) -> list[Words]:
-        """Raises RendezvousError for what ``check`` says."""
+        """Raises what ``check`` says."""
         table = [self.words[r] for r in range(self.size)]
         if why := check(table):
-            raise RendezvousError(why)
+            raise why
         return table
 
     def tell_all(self, words: Words) -> None:
@@ -111,10 +112,13 @@ class Reception:
         self._listeners = listeners
         self._own = _Table(meeting.size)
         self._seated: dict[int, socket.socket] = {}
+        self._came: set[int] = set()  # seated or refused
+        self._foreign = False  # some of those are not of this world: there are more ranks than its
         self._others: dict[str, _Table] = {}
         self._heard: queue.Queue[tuple[Words, socket.socket]] = queue.Queue()
         self._knocked: queue.Queue[tuple[str, str]] = queue.Queue()  # from where, what they lacked
         self._strangers: list[tuple[str, str]] = []
+        self._is_called_off = False  # by who has told all ranks: nobody comes late
         self._lock = threading.Lock()  # guards what follows
         self._over = False
 
@@ -129,9 +133,10 @@ class Reception:
                 self._receive(selector)
                 table = self._own.checked(self._check)
                 return Met(table, self._line(table))
-            except RendezvousError as error:
-                self._own.tell_all({"refused": str(error)})
-                self._refuse_late(selector, str(error))
+            except Error as error:
+                self._own.tell_all(refusal(error))
+                if not self._is_called_off:
+                    self._refuse_late(selector, error)
                 raise
 
     def _receive(self, selector: selectors.BaseSelector) -> None:
@@ -139,12 +144,20 @@ class Reception:
         while not self._own.is_full():
             if time.monotonic() >= self._meeting.until:
                 raise self._missing()
+            self._look()
             for words, connection in self._arrivals(selector):
                 self._own.guests.append(connection)
                 self._seat(words)
                 self._seated[words["rank"]] = connection
             self._tell_of_strangers()
             reminder.warn_in_time(self._who_is_missing())
+
+    def _look(self) -> None:
+        try:
+            self._meeting.look()
+        except Error:
+            self._is_called_off = True
+            raise
 
     def _line(self, table: list[Words]) -> Keeper:
         """Those of this world get the table, and stay."""
@@ -154,16 +167,16 @@ class Reception:
         names = {words["rank"]: name_of(words) for words in table}
         return Keeper(names[self._mine["rank"]], self._seated, names, self._meeting.until + GRACE)
 
-    def _refuse_late(self, selector: selectors.BaseSelector, why: str) -> None:
+    def _refuse_late(self, selector: selectors.BaseSelector, why: Error) -> None:
         """Whoever comes soon is told, too, and does not look for this rank in vain."""
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
-        awaited = self._meeting.size - 1 - len(self._own.guests)
-        if awaited < self._own.size - len(self._own.words):  # some came twice: another job's
+        awaited = self._meeting.size - len(self._came)
+        if self._foreign:  # another job's may come, too
             awaited += self._meeting.size
         while awaited > self._knocked.qsize() and time.monotonic() < until:
             for _, connection in self._arrivals(selector):
                 awaited -= 1
-                _tell(connection, {"refused": why})
+                _tell(connection, refusal(why))
 
     def _end(self) -> None:
         with self._lock:
@@ -193,13 +206,17 @@ class Reception:
     def _seat(self, words: Words) -> None:
         """What is wrong with one rank is said before the others have come. One that has ended
         leaves its place to whoever is started in its stead."""
-        before = self._seated.get(words["rank"])
+        rank: int = words["rank"]
+        before = self._seated.get(rank)
         if before is not None and has_hung_up(before):
-            del self._own.words[words["rank"]]
+            del self._own.words[rank]
             self._own.guests.remove(before)
             before.close()
+            self._came.remove(rank)
+        self._foreign |= rank in self._came or not 0 <= rank < self._own.size
+        self._came.add(rank)
         if why := self._check([self._mine] if words is self._mine else [self._mine, words]):
-            raise RendezvousError(why)
+            raise why
         self._own.seat(words)
 
     def _seat_other(self, words: Words, connection: socket.socket) -> None:
@@ -211,8 +228,8 @@ class Reception:
             if not table.is_full():
                 return
             table.tell_all({"ranks": table.checked(self._check), "by": None})
-        except RendezvousError as error:
-            table.tell_all({"refused": str(error)})
+        except Error as error:
+            table.tell_all(refusal(error))
         del self._others[among]
 
     def _let_in(self, listener: Any) -> None:
@@ -267,8 +284,9 @@ class Reception:
         )
 
     def _missing(self) -> RendezvousError:
-        unknown = sum("secret" in lacks for _, lacks in self._strangers)
-        strangers = f"; {unknown} connections did not know the job's secret" if unknown else ""
+        unknown = dict.fromkeys(address for address, lacks in self._strangers if "secret" in lacks)
+        places = ", ".join(list(unknown)[:_MOST_WARNINGS])
+        strangers = f"; who came from {places} did not know the job's secret" if unknown else ""
         return RendezvousError(self._who_is_missing() + strangers)
 
 

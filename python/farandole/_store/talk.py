@@ -13,7 +13,7 @@ LOOK = 0.1  # seconds; how often an interruption is looked for
 MAGIC = b"farandole store 1"
 NONCE = 32
 PROOF = 32
-_MOST = 1 << 20  # bytes of all words
+_MOST = 1 << 25  # bytes of all words; of each rank some 1000
 
 
 def send(connection: socket.socket, words: Any) -> None:

@@ -7,13 +7,24 @@ import json
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Protocol
 
-from farandole._core import RendezvousError
+from farandole._core import Error, RendezvousError
 from farandole._store.line import failed, is_silent
-from farandole._store.meeting import GRACE, Check, Meeting, Met, Reminder, Words, name_of
+from farandole._store.meeting import (
+    GRACE,
+    Check,
+    Meeting,
+    Met,
+    Reminder,
+    Words,
+    name_of,
+    refusal,
+    refused,
+)
 from farandole._store.talk import LOOK
 
 _PAUSE = 0.01
@@ -40,39 +51,46 @@ def exchange_in(
         store.set(f"{name}/{rank}", json.dumps(mine))
         if rank == 0:
             table = _gather_in(store, name, meeting)
-            store.set(name, json.dumps({"refused": check(table), "ranks": table}))
+            store.set(name, json.dumps(refusal(check(table)) | {"ranks": table}))
         answer = json.loads(store.get(name))
     except (RuntimeError, OSError) as error:  # torch's DistStoreError is the former
         raise RendezvousError(
             f"rank {rank} did not meet all others in torch.distributed's store: {error}"
         ) from error
     if answer["refused"]:
-        raise RendezvousError(answer["refused"])
+        raise refused(answer)
     until = meeting.until + (GRACE if rank == 0 else 2 * GRACE)  # rank 0 says who is late
     line = InStore(store, name, name_of(mine), rank, meeting.size, until)
     return Met(answer["ranks"], line)
 
 
 def _gather_in(store: KeyValueStore, name: str, meeting: Meeting) -> list[Words]:
-    """A store says nothing while it waits for a key; a thread does."""
     table: list[Words] = []
+    said = "rank {} has not come to torch.distributed's store"
+    with _reminding(meeting, lambda: said.format(len(table))):
+        while len(table) < meeting.size:
+            table.append(json.loads(store.get(f"{name}/{len(table)}")))
+    return table
+
+
+@contextmanager
+def _reminding(meeting: Meeting, text: Callable[[], str]) -> Iterator[None]:
+    """A store says nothing while it waits; a thread does."""
     done = threading.Event()
 
     def remind() -> None:
         reminder = Reminder(meeting)
         while not done.wait(LOOK):
-            reminder.warn_in_time(f"rank {len(table)} has not come to torch.distributed's store")
+            reminder.warn_in_time(text())
 
     threading.Thread(target=remind, daemon=True).start()
     try:
-        while len(table) < meeting.size:
-            table.append(json.loads(store.get(f"{name}/{len(table)}")))
+        yield
     finally:
         done.set()
-    return table
 
 
-def fail_in(store: KeyValueStore, name: str, mine: Words, why: str) -> None:
+def fail_in(store: KeyValueStore, name: str, mine: Words, why: Error | None) -> None:
     """Instead of meeting there: the others learn why this rank does not.
 
     Raises:
@@ -80,16 +98,29 @@ def fail_in(store: KeyValueStore, name: str, mine: Words, why: str) -> None:
     """
     store.set(f"{name}/{mine['rank']}", json.dumps(mine))
     if mine["rank"] == 0:
-        store.set(name, json.dumps({"refused": why, "ranks": []}))
+        store.set(name, json.dumps(refusal(why) | {"ranks": []}))
 
 
-def torchruns(address: str, port: int, until: float) -> KeyValueStore | None:
-    """The store that torchrun keeps at MASTER_PORT; None where no torchrun does."""
+def torchruns(meeting: Meeting) -> KeyValueStore | None:
+    """The store that torchrun keeps at MASTER_PORT; None where no torchrun does.
+
+    Raises:
+        RendezvousError: nobody keeps it there.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     distributed = importlib.import_module("torch.distributed")  # torchrun's own package
-    left = timedelta(seconds=max(1.0, until - time.monotonic()))
-    store: KeyValueStore = distributed.TCPStore(address, port, is_master=False, timeout=left)
+    left = timedelta(seconds=max(1.0, meeting.until - time.monotonic()))
+    why = f"rank {meeting.rank} does not reach torchrun's store at {meeting.place}"
+    try:
+        with _reminding(meeting, lambda: why):
+            store: KeyValueStore = distributed.TCPStore(
+                meeting.address, meeting.port, is_master=False, timeout=left
+            )
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"{why}: {error} (it is at MASTER_ADDR, on the host of rank 0)"
+        ) from error
     return store
 
 

@@ -21,6 +21,7 @@ from farandole._trace.parts import (
 from farandole._trace.salvage import parts_of, recover
 
 MERGED = "trace.json"
+WORLDS = "world-*"  # those of an elastic job, each of which has traces of its own
 
 
 def merge(directory: str | Path, into: str | Path | None = None) -> Path:
@@ -126,10 +127,15 @@ def salvage(environment: Mapping[str, str], *, keep_parts: bool = False) -> None
     Raises:
         TraceError: it cannot be written.
     """
-    if (directory := environment.get("FARANDOLE_TRACE")) and recover(Path(directory)):
-        merge(directory)
-    timeline = environment.get("FARANDOLE_TIMELINE") or environment.get("HOROVOD_TIMELINE")
-    if timeline and recover(parts := parts_of(Path(timeline).absolute())):
-        merge(parts, timeline)
-        if not keep_parts:
-            shutil.rmtree(parts, ignore_errors=True)
+    if directory := environment.get("FARANDOLE_TRACE"):
+        for folder in (Path(directory), *Path(directory).glob(WORLDS)):
+            if recover(folder):
+                merge(folder)
+    if timeline := environment.get("FARANDOLE_TIMELINE") or environment.get("HOROVOD_TIMELINE"):
+        file = Path(timeline).absolute()
+        every = file.parent.glob(f".{file.stem}.{WORLDS}{file.suffix}.parts")
+        for parts in (parts_of(file), *every):
+            if recover(parts):
+                merge(parts, file.with_name(parts.name[1 : -len(".parts")]))
+                if not keep_parts:
+                    shutil.rmtree(parts, ignore_errors=True)

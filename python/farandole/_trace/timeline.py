@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from farandole import _elastic
 from farandole._core import Error, Group, InvalidArgument, ResourceError
 from farandole._limits import setting
 from farandole._trace.merging import announce, merge
@@ -75,6 +76,8 @@ def start_as_asked(group: Group) -> None:
 
 def finish() -> None:
     """At shutdown(): a timeline that nobody has stopped."""
+    if _elastic.is_elastic():
+        _state.number = 0  # ranks of the next world have not counted these
     if _state.running is None:
         return
     try:

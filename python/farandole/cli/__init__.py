@@ -9,10 +9,13 @@ help. Only the chosen verb's module is imported, so that
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 VERBS = {
@@ -53,6 +56,17 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(f"{message}{near} (see: {self.prog} --help)")
 
 
+def seconds_of(option: str, text: str) -> float:
+    """Raises CommandError where it is no number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:  # also refuses nan
+        raise CommandError(f"{option} takes a number of seconds, not '{text}'")
+    return seconds
+
+
 def add_ranks(parser: argparse.ArgumentParser, help: str) -> None:
     """The option that says how many, as text."""
     parser.add_argument("-np", "--num-proc", metavar="N", dest="ranks", help=help)
@@ -73,6 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def guarded(name: str, body: Callable[[], int]) -> int:
     """Runs a command called `name`; turns what may end it into exit codes."""
+    if sys.stdout is None:  # it was closed when we were started
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Latin 1 has no letter for an ellipsis, ASCII none for µ.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = body()
         sys.stdout.flush()  # here, where a reader that has left is still handled
@@ -83,10 +102,21 @@ def guarded(name: str, body: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps the interpreter's own flush quiet
+        _write_nowhere()
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _write_nowhere()
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
     except SystemExit as leaving:  # argparse after --help
         return leaving.code if isinstance(leaving.code, int) else 0
+
+
+def _write_nowhere() -> None:
+    """Keeps the interpreter's own flush quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def parser_of(verb: str) -> Parser:

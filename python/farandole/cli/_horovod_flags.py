@@ -84,13 +84,11 @@ _VALUES = {
     "LIST": "the names of interfaces",
 }
 
-_FIXED = "the number of ranks is fixed"
 _NO_CYCLES = "an operation starts when all ranks have it, there are no cycles"
 _CHOSEN = "algorithms are chosen by size"
 _UNTUNED = "nothing is tuned at run time"
 _NO_MPI = "MPI is not used"
 _OWN = "farandole has transports of its own"
-_ELASTIC = "there are no elastic jobs yet"
 
 FLAGS = [
     # What does something: `farandole run` has these, too.
@@ -157,15 +155,8 @@ FLAGS = [
          key="logging.hide_timestamp=true"),
     Flag("-prefix-timestamp --prefix-output-with-timestamp",
          ignored="lines carry their rank and no time"),
-    Flag("--elastic-timeout", "SECONDS", ignored=_FIXED),
-    Flag("--reset-limit", "N", ignored=_FIXED),
     # What asks for something that is not there.
     Flag("--jsrun", refused="ranks are started by ssh; name the hosts with -H"),
-    Flag("--host-discovery-script", "FILE", refused=_ELASTIC),
-    Flag("--min-np --min-num-proc", "N", refused=_ELASTIC),
-    Flag("--max-np --max-num-proc", "N", refused=_ELASTIC),
-    Flag("--slots-per-host", "N", refused=_ELASTIC),
-    Flag("--blacklist-cooldown-range", "MIN MAX", ignored=_FIXED),
 ]  # fmt: skip
 
 _BY_KEY = {flag.key: flag for flag in FLAGS if flag.key}

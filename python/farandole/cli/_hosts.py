@@ -13,6 +13,8 @@ from farandole.cli import CommandError
 if TYPE_CHECKING:
     from farandole._launch import Reach, Share
 
+_MOST_PROCESSES = 1 << 22
+
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
     """How `farandole run` reaches other hosts, and what they get."""
@@ -73,6 +75,8 @@ def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
         raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
     if ranks < 1:
         raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
+    if most is None and ranks > _MOST_PROCESSES:
+        raise CommandError(f"-np is {ranks}; Linux has at most {_MOST_PROCESSES} processes")
     if most is not None and ranks > most:
         from farandole._launch import is_here
 

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from farandole.cli import Parser, _hosts, add_ranks, guarded, run
+from farandole.cli import Parser, _elastic, _hosts, add_ranks, guarded, run
 from farandole.cli._horovod_flags import FLAGS, ignored_of
 
 _NAME = "farandole-horovodrun"
@@ -29,6 +29,7 @@ def _main(words: Sequence[str]) -> int:
     add_ranks(parser, "how many ranks")
     run.add_horovods(parser, FLAGS)
     _hosts.add_arguments(parser)
+    _elastic.add_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
     parser.set_defaults(horovod=True, no_prefix=False, all_output=False, output_dir=None)

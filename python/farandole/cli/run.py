@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError, _hosts, add_ranks
+from farandole.cli import CommandError, _elastic, _hosts, add_ranks, seconds_of
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
@@ -22,6 +22,7 @@ examples:
   farandole run -np 2 --output-dir logs -- python train.py
   farandole run -np 4 -- bash -c 'echo I am rank $RANK of $WORLD_SIZE'
   farandole run -H a:4,b:4 -- python train.py
+  farandole run -np 4 --min-np 2 -- python a_program_with_elastic_run.py
   farandole run --horovod -np 2 -- python a_program_for_horovod.py
 
 what the ranks find:
@@ -34,7 +35,7 @@ what the ranks find:
 before they start: the first job on a kind of host measures its memory for about 2 s, for all later
 jobs (farandole tune); not if the host is busy, CI is set, or FARANDOLE_TUNING is kept or off
 
-how it ends:
+how it ends (with --min-np, --max-np or --host-discovery-script see docs/elastic.md):
   one rank fails    the others have --grace seconds to say what they saw, then SIGTERM and SIGKILL;
                     the last line names the rank that is the cause, whose exit code is returned
                     (128 + n for signal n)
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time between a signal and the next harsher one (default: 5)",
     )
     _hosts.add_arguments(parser.add_argument_group("several hosts"))
+    _elastic.add_arguments(parser.add_argument_group("ranks that come and go"))
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
@@ -128,7 +130,11 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
         settings = settings_of(arguments)
         ranks = _ranks(arguments.ranks, command, slots, name)
-        hosts = _hosts.shares(arguments, ranks, slots)
+        terms = _elastic.terms_of(arguments, ranks, slots, name)
+        is_discovered = terms is not None and bool(terms.discovery)
+        most = ranks if terms is None else terms.most
+        hosts = () if is_discovered else _hosts.shares(arguments, most, slots)
+        is_remote = bool(hosts) or is_discovered
         job = _launch.Job(
             command=command,
             ranks=ranks,
@@ -139,14 +145,15 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             environment=settings
             | (_as_horovod() if arguments.horovod else {})
             | _launch.named(arguments.exports, os.environ),
-            grace=_seconds("--grace", arguments.grace),
-            patience=_seconds("--patience", arguments.patience),
+            grace=seconds_of("--grace", arguments.grace),
+            patience=seconds_of("--patience", arguments.patience),
             hosts=hosts,
-            reach=_hosts.reach(arguments, bool(hosts), name),
+            reach=_hosts.reach(arguments, is_remote, name),
             start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
             insecure=arguments.insecure,
+            elastic=terms,
         )
-        if job.hosts:
+        if is_remote:
             return _launch.launch(job)
         _launch.check_command(command)  # before anything that takes time
         if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
@@ -190,13 +197,3 @@ def _ranks(text: str | None, command: list[str], slots: Sequence[Share] | None, 
         f"-np is missing; {cores} cores are usable here, so perhaps: "
         f"{name} -np {cores} -- {shlex.join(command)}"
     )
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:  # also refuses nan
-        raise CommandError(f"{option} takes a number of seconds, not '{text}'")
-    return seconds

@@ -173,7 +173,8 @@ def patient_weights(
     key = (_world.epoch(), number_of(process_set), tuple(map(id, variables)))
     known = _patient.get(key)
     if known is None or not known.is_of(variables):
-        for old in [k for k, weights in _patient.items() if weights.is_over]:
+        over = [k for k, weights in _patient.items() if weights.is_over or k[0] != key[0]]
+        for old in over:
             del _patient[old]
         known = _patient[key] = PatientWeights(label, names, line, process_set, variables)
         if _world.epoch() in _joined:

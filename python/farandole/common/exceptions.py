@@ -14,7 +14,12 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed. Nothing raises it yet: ranks are fixed."""
+    """The ranks of an elastic job are to change: raised by ``state.commit()`` for
+    ``hvd.elastic.run``, on every rank.
+
+    Args:
+        skip_sync: all who will be there have the state.
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")

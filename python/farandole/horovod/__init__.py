@@ -32,11 +32,12 @@ _PACKAGE = SEARCH_PATH / "horovod" / "__init__.py"
 
 # By package, what both have in it.
 _SAME = {
-    "common": "basics exceptions process_sets util",
+    "common": "basics elastic exceptions process_sets util",
     "keras": "callbacks elastic",
     "tensorflow": "compression elastic functions keras mpi_ops sync_batch_norm util",
     "tensorflow.keras": "callbacks elastic",
     "torch": "compression elastic functions mpi_ops optimizer sync_batch_norm",
+    "torch.elastic": "sampler state",
 }
 _MODULES = {"horovod.runner": "farandole.horovod.runner"}
 for _package, _names in _SAME.items():

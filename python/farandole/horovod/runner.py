@@ -29,9 +29,10 @@ _IGNORED = {
     "cooldown_range": "the number of ranks is fixed",
     "reset_limit": "the number of ranks is fixed",
 }
+_FIXED = "a function runs on a fixed number of ranks; 'farandole run' starts elastic jobs"
 _ELASTIC = "min_num_proc max_num_proc min_np max_np slots host_discovery_script"
 _REFUSED = {
-    **dict.fromkeys(_ELASTIC.split(), "there are no elastic jobs yet"),
+    **dict.fromkeys(_ELASTIC.split(), _FIXED),
     "executable": "ranks run the Python that calls run()",
     "output_filename": "horovodrun's option alone; the ranks' output is shown as it comes",
 }

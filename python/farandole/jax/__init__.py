@@ -27,6 +27,7 @@ from farandole.common._basics import (
     size,
 )
 from farandole.common._needs import jax as _jax  # noqa: F401 - or how to get it
+from farandole.jax import elastic
 from farandole.jax._order import init, last_error, recover
 from farandole.jax.functions import allgather_object, broadcast_object, broadcast_parameters
 from farandole.jax.ops import (
@@ -60,6 +61,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "distributed",
+    "elastic",
     "global_process_set",
     "grouped_allreduce",
     "init",

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from farandole import _world
+from farandole import _elastic, _world
 from farandole._core import Error, InvalidArgument
 from farandole._core import jax as _native
 from farandole.common._process_set import (
@@ -41,7 +41,8 @@ class _Order:
         self.device: Any = None  # where the token lies
         self.registered = False
         self.epoch = 0  # of the world that the core has been told of
-        self.left = False  # a world, since init() last looked whether the token is there
+        self.place = (0, 1)  # rank and size in that world, which programs are made for
+        self.left = False  # a world, since the last look whether the token is there
 
     def begin(self) -> None:
         """With a new token. Programs that were traced before have the old one."""
@@ -60,6 +61,7 @@ def token() -> Any:
         _require_platform()
         _order.begin()
         _world.before_leaving(_leave)
+        _world.after_joining(_follow_world)
     return _order.ref
 
 
@@ -99,6 +101,7 @@ def _attach(world: _world.Group) -> None:
     groups = {key_of(each): group_of(each) for each in registered_sets()}
     _native.attach(world, {key: group for key, group in groups.items() if group is not None})
     _order.epoch = _world.epoch()
+    _order.place = _world.rank(), _world.size()
 
 
 def _follow_sets() -> None:
@@ -112,7 +115,8 @@ def _follow_sets() -> None:
 def init(rank: int | None = None, size: int | None = None, **place: Any) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
-    Where a collective has failed before ``shutdown()``, this clears JAX's caches, as ``recover()``
+    Where a collective has failed before ``shutdown()``, where this process has another rank or the
+    world another size than before, and in elastic jobs, this clears JAX's caches, as ``recover()``
     does: functions are traced and compiled anew when they are called next.
 
     Args:
@@ -134,9 +138,6 @@ def init(rank: int | None = None, size: int | None = None, **place: Any) -> None
     _world.init(rank, size, **place)
     world_of_calls()
     token()
-    if _order.left and not _settled():
-        _begin_anew()
-    _order.left = False
 
 
 def _require_platform() -> None:
@@ -165,6 +166,16 @@ def _leave() -> None:
     Not when a collective has failed: there is nothing to wait for then."""
     _settled()
     _order.left = True
+
+
+def _follow_world() -> None:
+    """Another one, however it was joined. Programs that were traced before go on in it, unless they
+    were made for another. In an elastic job all ranks trace anew, as those do that are new."""
+    before = _order.place
+    world_of_calls()
+    if _order.left and (_elastic.is_elastic() or _order.place != before or not _settled()):
+        _begin_anew()
+    _order.left = False
 
 
 def last_error() -> Error | None:

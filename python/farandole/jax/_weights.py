@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import _core
+from farandole import _core, _world
 from farandole.common._process_set import ProcessSet
 from farandole.common._weights import Weights, in_steps, period
 from farandole.jax._call import traced
@@ -42,7 +42,7 @@ class ArrayWeights:
     def __init__(self, label: str, process_set: ProcessSet, line: str = BROADCAST) -> None:
         self._label, self._process_set, self._line = label, process_set, line
         self._period = period()
-        self._outside: dict[tuple[str, ...], Weights] = {}
+        self._outside: dict[tuple[int, tuple[str, ...]], Weights] = {}  # by world
         self._inside: dict[tuple[str, ...], tuple[Any, Any]] = {}  # the token's Ref, and a count
 
     def compare(self, named: Sequence[tuple[str, Any]]) -> None:
@@ -60,11 +60,10 @@ class ArrayWeights:
             self._in_program(rows)
             return
         names = tuple(name for name, _ in rows)
-        if names not in self._outside:
-            self._outside[names] = Weights(self._label, names, self._line, self._process_set)
-        self._outside[names].begin_step(
-            lambda: _core.checksums([_bytes(array) for _, array in rows])
-        )
+        key = _world.epoch(), names  # all ranks of a world have taken equally many steps in it
+        if key not in self._outside:
+            self._outside[key] = Weights(self._label, names, self._line, self._process_set)
+        self._outside[key].begin_step(lambda: _core.checksums([_bytes(array) for _, array in rows]))
 
     def _in_program(self, rows: Rows) -> None:
         assert self._period is not None

@@ -130,6 +130,11 @@ class Exchange(ABC):
     def prepare() -> None:
         """Called as an optimizer is made distributed."""
 
+    @staticmethod
+    def has_others(reduction: Reduction) -> bool:
+        """Whether there is somebody to reduce with."""
+        return reduction.members > 1
+
     agreed_label = staticmethod(agreed_label)
 
     @abstractmethod
@@ -155,8 +160,15 @@ class Exchange(ABC):
         """Reduces what the optimizer has accumulated, in the pass that updates."""
         return reduce(gradients)  # there is no other pass, on most backends
 
+    def local(self, gradient: Any) -> Any:
+        """One that stays this rank's own."""
+        return times(gradient, self.reduction.local_scale)
+
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
         """The optimizer has used the gradients."""
+
+    def end(self) -> None:  # noqa: B027 - most have nothing to do
+        """Its world has ended."""
 
 
 _BACKENDS = {"jax": "ProgramExchange", "tensorflow": "GraphExchange", "torch": "HookedExchange"}

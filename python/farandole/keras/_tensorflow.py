@@ -8,8 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.keras._exchange import BROADCAST, PlannedExchange, times
+from farandole import _elastic
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.keras._exchange import BROADCAST, PlannedExchange, agreed_label, label_of, times
 from farandole.keras._reduction import Reduction
+from farandole.tensorflow._calls import members_when_run
+from farandole.tensorflow._graph import goes_on
 from farandole.tensorflow._reduction import Reduction as OpReduction
 from farandole.tensorflow._weights import compared
 
@@ -28,6 +32,38 @@ class GraphExchange(PlannedExchange):
             groups=self.groups,
             label=label,
         )
+
+    @staticmethod
+    def agreed_label(name: str, label: str, process_set: ProcessSet) -> str:
+        """In an elastic job the name alone: a graph of a world before has it in its operations, and
+        asks nobody."""
+        return name if _elastic.is_elastic() else agreed_label(name, label, process_set)
+
+    @staticmethod
+    def has_others(reduction: Reduction) -> bool:
+        """Or there may be, when a graph runs."""
+        return reduction.members > 1 or (
+            _elastic.is_elastic() and reduction.process_set is global_process_set
+        )
+
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
+        if goes_on():  # ranks compare when it runs, which is in all worlds
+            names = [label_of(i, v) for i, v in enumerate(variables)]
+            return self.reduce_all(names, gradients, variables)
+        return super().reduce(gradients, variables, values)
+
+    def local(self, gradient: Any) -> Any:
+        if not goes_on():
+            return super().local(gradient)
+        scaled = times(gradient, self.reduction.passes_factor)
+        if scaled is None or not self.reduction.scale_local_gradients:
+            return scaled
+        size = tf.cast(members_when_run(0), scaled.dtype)
+        if isinstance(scaled, tf.IndexedSlices):
+            return tf.IndexedSlices(scaled.values / size, scaled.indices, scaled.dense_shape)
+        return scaled / size
 
     def kind_of(self, gradient: Any) -> str:
         if isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense:

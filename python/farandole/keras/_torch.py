@@ -72,7 +72,7 @@ class HookedExchange(Exchange):
         values: Sequence[Any] = (),  # noqa: ARG002 - variables have them
     ) -> list[Any]:
         if self._exchange.reduced:
-            return list(gradients)
+            return self._with_late(list(gradients), variables)
         if not self._compared:
             kinds = ["without a gradient" if g is None else "dense" for g in gradients]
             compare_gradients(self.label, self.reduction, variables, kinds)
@@ -94,6 +94,26 @@ class HookedExchange(Exchange):
             for p, gradient in zip(parameters, gradients, strict=True)
         ]
 
+    def _with_late(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """What backward has not brought, beside what it has reduced, comes from the program."""
+        parameters = [v.value for v in variables]
+        late = [
+            i
+            for i, (gradient, p) in enumerate(zip(gradients, parameters, strict=True))
+            if gradient is not None and p.grad is None and self._exchange.awaits(p)
+        ]
+        for i in late:
+            parameters[i].grad = gradients[i].detach()
+        if late:
+            self._exchange.synchronize()
+        for i in late:
+            gradients[i] = parameters[i].grad
+        return gradients
+
     @untraced
     def stepped(self) -> None:
         self._exchange.note_step()
+
+    def end(self) -> None:
+        self._exchange.end_hearing()
+        self._exchange.retire()

@@ -19,16 +19,32 @@ first; one that holds any other optimizer is as before.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import keras
 
+from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common import _wrapped
-from farandole.keras._exchange import AloneExchange, Exchange, times
+from farandole.common._inside import require_inside
+from farandole.keras._exchange import AloneExchange, Exchange
 from farandole.keras._reduction import Reduction
+
+_states: weakref.WeakSet[State] = weakref.WeakSet()
+
+
+def _end_exchanges() -> None:
+    """Each is of one world."""
+    for state in list(_states):
+        exchange, state.exchange = state.exchange, None
+        if exchange is not None:
+            exchange.end()
+
+
+_world.before_leaving(_end_exchanges)
 
 
 class State:
@@ -48,8 +64,9 @@ class State:
         self.inside = False  # a call whose gradients are reduced already
         self.holds = False  # gradients of one backward are not all that is reduced
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
-        self.exchange: Exchange | None = None  # from the first gradients on
+        self.exchange: Exchange | None = None  # from the first gradients on, in each world
         self._make = make
+        _states.add(self)
 
     def reduce(
         self,
@@ -68,7 +85,7 @@ class State:
             if optimizer._var_key(variable) not in self.local:
                 shared.append(i)
             else:
-                result[i] = times(result[i], self.reduction.local_scale)
+                result[i] = exchange.local(result[i])
         common = [variables[i] for i in shared]
         present = [values[i] for i in shared] if values else ()
         reduced = exchange.reduce([result[i] for i in shared], common, present)
@@ -78,15 +95,16 @@ class State:
 
     def ready_exchange(self, optimizer: Any) -> Exchange:
         if self.exchange is None:
+            require_inside(f"a step of {self.label}")
             self.prepare(optimizer)
             self.exchange = self._first_exchange(optimizer)
         return self.exchange
 
     def prepare(self, optimizer: Any) -> None:
-        """Called once, when the optimizer has its variables."""
+        """Called when the optimizer has its variables, in each world."""
 
     def _first_exchange(self, optimizer: Any) -> Exchange:
-        if self.reduction.members == 1:
+        if not self._make.has_others(self.reduction):
             return AloneExchange(self.label, self.reduction)
         self.label = self._make.agreed_label(self.name, self.label, self.reduction.process_set)
         everything = [

@@ -11,6 +11,7 @@ import keras
 from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.data._policy import Policy, check_policy
@@ -101,6 +102,11 @@ class Model(Together):
             )
         check_policy(data_policy, "Model(): data_policy")
         _world.size()  # raises before init()
+        refuse_in_elastic_jobs(
+            "farandole.keras.Model",
+            "what its fit deals out is for the ranks that began it\n"
+            "  advice: DistributedOptimizer and plain fit, in hvd.elastic.run",
+        )
         if "train_step" in vars(model):
             raise InvalidArgument(
                 f"the Keras model '{model.name}' has a train_step put on it, as by another "

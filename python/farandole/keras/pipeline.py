@@ -11,6 +11,7 @@ import numpy as np
 from farandole import _world
 from farandole._arguments import is_whole, shown
 from farandole._core import Error, InvalidArgument
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.data._same import compares_after
@@ -85,6 +86,10 @@ class Pipeline(Reported):
         seed: int = DEFAULT_SEED,
     ) -> None:
         made = Made(None)
+
+        refuse_in_elastic_jobs(
+            "Pipeline", "a rank that is lost takes the layers of its stage with it"
+        )
 
         def prepare() -> tuple[Place, int, Graph, list[int]]:
             nonlocal made

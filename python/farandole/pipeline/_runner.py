@@ -51,6 +51,9 @@ class Work(Protocol):
     def activations(self) -> int:
         """Bytes that this rank keeps of a micro-batch, at most; 0 where it does not know."""
 
+    def has_gradient(self) -> bool:
+        """Whether this rank's share of the loss can be differentiated, where the work knows."""
+
     def forget(self) -> None:
         """After a step that failed on some rank."""
 
@@ -64,6 +67,7 @@ class Fared(NamedTuple):
     idle: float  # of these
     samples: float  # 0 where it does not know
     activations: float  # bytes of a micro-batch
+    has_gradient: float  # its share of the loss
 
 
 class Runner:
@@ -258,7 +262,10 @@ class Runner:
         state = _HEARD if self._heard else _FAILED if self._failure is not None else _FINE
         loss = work.loss() if state == _FINE else 0.0
         seconds = time.perf_counter() - began
-        mine = np.array([state, loss, seconds, self._idle, samples, work.activations()], np.float64)
+        told = Fared(
+            state, loss, seconds, self._idle, samples, work.activations(), work.has_gradient()
+        )
+        mine = np.array(told, np.float64)
         theirs = np.empty((self._group.size, len(mine)))
         self._group.run("all_gather", mine, theirs, name="a step of a Pipeline")
         rows = [Fared(*row) for row in theirs.tolist()]

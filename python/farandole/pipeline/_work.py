@@ -22,5 +22,8 @@ class ForwardWork:
     def activations(self) -> int:
         return self._bytes
 
+    def has_gradient(self) -> bool:
+        return False
+
     def forget(self) -> None:
         self.outputs.clear()

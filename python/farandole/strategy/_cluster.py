@@ -14,6 +14,7 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.tensorflow import init
 
 
@@ -28,6 +29,11 @@ def join(resolver: Any = None, timeout: float | None = None) -> None:
         InvalidArgument: the options come too late.
         RendezvousError: ranks are missing, or disagree about who there is.
     """
+    refuse_in_elastic_jobs(
+        "a strategy of tf.distribute",
+        "its replicas stay the same\n"
+        "  advice: DistributedGradientTape or DistributedOptimizer, in hvd.elastic.run",
+    )
     if _world.is_initialized():
         if timeout:
             raise InvalidArgument(
@@ -63,6 +69,7 @@ def join_with_servers(resolver: Any, servers: Any) -> int:
         InvalidArgument: the cluster lacks a role, or does not fit.
         RendezvousError: ranks are missing, or disagree about who there is.
     """
+    refuse_in_elastic_jobs("a ParameterServerStrategy", "its servers and workers stay the same")
     if resolver is None:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec().as_dict()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from farandole import _core, _world
@@ -93,6 +94,11 @@ def run_all(requests: Sequence[Request]) -> list[list[tf.Tensor]]:
     _plugin.ready()
     if not requests:
         return []
+    if _graph.goes_on() and any(request.set for request in requests):
+        raise refused(
+            "a graph of an elastic job has an operation on a process set, which ends with its "
+            "world; the graph goes on\n  advice: call it eagerly, or on all ranks"
+        )
     raw = _plugin.ops()
     results = (
         _in_pairs(raw, requests)
@@ -197,6 +203,27 @@ def _start_and_finish(raw: Any, requests: Sequence[Request]) -> list[list[tf.Ten
     return _cut(flat, [len(each) for each in dtypes])
 
 
+def number_when_run(ask: Callable[[], int], name: str | None = None) -> tf.Tensor:
+    """What it answers (int32), when the graph runs."""
+    result = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
+    result.set_shape([])
+    return result
+
+
+def members_when_run(number: int) -> Any:
+    """How many ranks a set has: a tensor where that may change."""
+    if _graph.goes_on():
+        return number_when_run(lambda: len(members_of(number)[0]))
+    return len(members_of(number)[0])
+
+
+def place_when_run(number: int) -> Any:
+    """This rank's place among them, likewise."""
+    if _graph.goes_on():
+        return number_when_run(lambda: members_of(number)[1])
+    return members_of(number)[1]
+
+
 def _result_dtypes(request: Request) -> list[tf.DType]:
     more = {"all_to_all": [tf.int32], "join": [tf.int32]}.get(request.kind, [])
     return [tensor.dtype for tensor in request.tensors] + more
@@ -204,8 +231,9 @@ def _result_dtypes(request: Request) -> list[tf.DType]:
 
 def _set_shapes(request: Request, results: list[tf.Tensor]) -> None:
     """What is known of the results' shapes while a graph is made: without the number of ranks where
-    that is before init()."""
-    ranks, place = members_of(request.set) if _world.is_initialized() else ([], -1)
+    that is before init(), or may change."""
+    known = _world.is_initialized() and not _graph.goes_on()
+    ranks, place = members_of(request.set) if known else ([], -1)
     if request.kind == "join":
         results[0].set_shape([])
     for tensor, result in zip(request.tensors, results, strict=False):

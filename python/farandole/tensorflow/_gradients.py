@@ -9,9 +9,17 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import _world
-from farandole.common._process_set import members_of
-from farandole.tensorflow._calls import Request, gradient_of, rules, run, run_all
-from farandole.tensorflow._graph import refused
+from farandole.tensorflow._calls import (
+    Request,
+    gradient_of,
+    members_when_run,
+    number_when_run,
+    place_when_run,
+    rules,
+    run,
+    run_all,
+)
+from farandole.tensorflow._graph import goes_on, refused
 
 _Tensors = Sequence[tf.Tensor]
 
@@ -37,6 +45,9 @@ def _of_all_reduce(request: Request, _: _Tensors, gradients: _Tensors) -> list[t
 
 def _of_broadcast(request: Request, _: _Tensors, gradients: _Tensors) -> list[tf.Tensor]:
     averaged = run(_average(request, gradients))
+    if goes_on():
+        is_root = tf.equal(number_when_run(_world.rank), request.root)
+        return [tf.where(is_root, each, tf.zeros_like(each)) for each in averaged]
     if _world.rank() == request.root:
         return averaged
     # A session runs nothing that its result does not need, and the root waits for all ranks.
@@ -50,7 +61,7 @@ def _of_all_gather(request: Request, _: _Tensors, gradients: _Tensors) -> list[t
     name = f"rows of {request.name}" if request.name else None
     count = Request("all_gather", [rows[None]], name, request.set)
     averaged, (by_rank,) = run_all([_average(request, gradients), count])
-    begins = tf.cumsum(by_rank, exclusive=True)[members_of(request.set)[1]]
+    begins = tf.cumsum(by_rank, exclusive=True)[place_when_run(request.set)]
     return [a[begins[i] : begins[i] + rows[i]] for i, a in enumerate(averaged)]
 
 
@@ -58,7 +69,8 @@ def _of_reduce_scatter(request: Request, _: _Tensors, gradients: _Tensors) -> li
     _require_linear(request)
     factor = request.prescale * request.postscale
     if request.op == "sum":
-        factor *= len(members_of(request.set)[0])
+        size = members_when_run(request.set)
+        factor *= size if isinstance(size, int) else tf.cast(size, tf.float64)
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
     return run(Request("all_gather", scaled, _name(request), request.set))
 

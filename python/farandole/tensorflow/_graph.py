@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from farandole import _elastic
 from farandole._arguments import explained_by, printable
 from farandole._core import InvalidArgument
 
@@ -67,6 +68,13 @@ def check_place() -> None:
             "the tf.function around them, or in Keras' model.compile(); functions that they are "
             "not in may keep jit_compile=True"
         )
+
+
+def goes_on() -> bool:
+    """Whether what is being made runs in later worlds, too: then nothing of this one may be in it,
+    such as its size, and nobody may wait for the other ranks while it is made, since those that
+    have been here before have made theirs."""
+    return _elastic.is_elastic() and not tf.executing_eagerly()
 
 
 _in_dataset: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

@@ -62,6 +62,7 @@ def ops() -> Any:
             f"farandole does not work with TensorFlow {tf.__version__}: {problem.decode()}"
         )
     runs_unordered()
+    _show_world_later()  # graphs go on in a later one, however that is joined
     _verdicts.come_first()
     _turns.are_known()  # of functions from files, too
     return wrapped

@@ -25,7 +25,7 @@ from farandole.common._labels import without_numbers
 from farandole.common._process_set import members_of, number_of
 from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum, core_op
 from farandole.tensorflow import _graph, _sparse
-from farandole.tensorflow._calls import Request, run, run_all, tensor_from
+from farandole.tensorflow._calls import Request, members_when_run, run, run_all, tensor_from
 from farandole.tensorflow._weights import compared
 from farandole.tensorflow.adasum import adasum_together
 
@@ -64,6 +64,16 @@ class Reduction(_reduction.Reduction):
         """Who is none of them is refused when it reduces."""
         return len(members_of(self._set)[0])
 
+    @property
+    def op(self) -> str:
+        return "mean" if self._divided and _graph.goes_on() else super().op
+
+    @property
+    def postscale(self) -> float:
+        """The engine divides by the ranks of now."""
+        divides = self._divided and _graph.goes_on()
+        return self.gradient_predivide_factor if divides else super().postscale
+
     def reduce(
         self,
         gradients: Sequence[Any],
@@ -83,7 +93,7 @@ class Reduction(_reduction.Reduction):
         weights = weights or nullcontext()
         _graph.check_place()
         ours = [self._made_dense(*row) for row in zip(gradients, names, strict=True)]
-        if self.members == 1:
+        if self.members == 1 and not _graph.goes_on():
             return [_sparse.merged(g) if _is_sparse(g) else g for g in ours]
         note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
         if self.horovods_op == Adasum:
@@ -234,7 +244,7 @@ class Local:
         names: Sequence[str],
     ) -> list[Any]:
         """:meth:`Reduction.reduce` of all gradients but theirs."""
-        result = [self._scaled(gradient, reduction.members) for gradient in gradients]
+        result = [self._scaled(gradient, reduction) for gradient in gradients]
         shared = [i for i, variable in enumerate(variables) if variable not in self]
         chosen = [variables[i] for i in shared]
         called = [names[i] for i in shared]
@@ -244,10 +254,10 @@ class Local:
             result[i] = gradient
         return result
 
-    def _scaled(self, gradient: Any, members: int) -> Any:
+    def _scaled(self, gradient: Any, reduction: Reduction) -> Any:
         if gradient is None or not self._scale:
             return gradient
-        factor = tf.cast(members, gradient.dtype)
+        factor = tf.cast(members_when_run(reduction._set), gradient.dtype)
         if _is_sparse(gradient):
             values = gradient.values / factor
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

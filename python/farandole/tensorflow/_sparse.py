@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from farandole.common._process_set import ProcessSet, members_of, number_of
+from farandole.common._process_set import ProcessSet, number_of
 from farandole.common._reduction import Average, Sum, op_name
-from farandole.tensorflow._calls import Request, run, tensor_from
+from farandole.tensorflow._calls import Request, members_when_run, run, tensor_from
 from farandole.tensorflow._graph import unsupported
 
 
@@ -65,7 +66,7 @@ def results_of(
     process_set: ProcessSet,
 ) -> list[tf.IndexedSlices]:
     """Of the rows of all ranks, in rank order, those that ranks share added up."""
-    size = len(members_of(number_of(process_set))[0])
+    size = members_when_run(number_of(process_set))
     results = []
     for i, each in enumerate(slices):
         values, indices = _added_up(gathered[2 * i], gathered[2 * i + 1])
@@ -75,7 +76,7 @@ def results_of(
     return results
 
 
-def _divided(values: tf.Tensor, size: int) -> tf.Tensor:
+def _divided(values: tf.Tensor, size: Any) -> tf.Tensor:
     """Integers toward zero, as the engine divides dense ones: docs/determinism.md."""
     if values.dtype.is_floating:
         return values / tf.cast(size, values.dtype)

@@ -12,6 +12,7 @@ Graphs of TensorFlow 1 have no values outside of a session; theirs are not compa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +23,8 @@ import tensorflow as tf
 from farandole import _core
 from farandole._core import Mismatch
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._weights import PatientWeights, patient_weights
-from farandole.tensorflow._graph import check_place
+from farandole.common._weights import PatientWeights, patient_weights, period
+from farandole.tensorflow._graph import check_place, goes_on
 
 BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
 
@@ -63,11 +64,14 @@ def compared(
         yield
         return
     held = [variable for _, variable in rows]
-    weights = patient_weights(label, [n for n, _ in rows], line, ranks, held)
+    known = [n for n, _ in rows]
+    weights = patient_weights(label, known, line, ranks, held)
     if not tf.executing_eagerly():
-        if weights.waits and while_traced:
+        if weights.waits and while_traced and not goes_on():
             _look(weights, held)
-        with tf.control_dependencies([_in_graph(weights, held)] if weights.waits else []):
+        waits = period() is not None if goes_on() else weights.waits
+        called = [_in_graph(label, known, line, ranks, held)] if waits else []
+        with tf.control_dependencies(called):
             yield
         return
     yield
@@ -105,8 +109,17 @@ def _look(weights: PatientWeights, variables: Sequence[Any]) -> None:
     weights.look(lambda: checksums)
 
 
-def _in_graph(weights: PatientWeights, variables: Sequence[Any]) -> Any:
+def _in_graph(
+    label: str, names: Sequence[str], line: str, ranks: ProcessSet, variables: Sequence[Any]
+) -> Any:
+    """The comparison of the world that the graph then runs in."""
+    refs = [weakref.ref(variable) for variable in variables]
+
     def begin(*values: Any) -> None:
+        held = [ref() for ref in refs]
+        if any(variable is None for variable in held):
+            return  # the graph alone has them, and nobody's broadcast
+        weights = patient_weights(label, names, line, ranks, held)
         if weights.waits:
             weights.begin_step(lambda: _checksums(values))
 

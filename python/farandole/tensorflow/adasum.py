@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from farandole.common._process_set import members_of
 from farandole.tensorflow._calls import Request, run
-from farandole.tensorflow._graph import refused
+from farandole.tensorflow._graph import goes_on, refused
 
 # Below it a tensor counts as zero, and the other one is taken as it is.
 _LEAST_NORM = 2.0**-511
@@ -28,6 +28,11 @@ def adasum_together(tensors: Sequence[tf.Tensor], name: str | None, number: int)
     for i, tensor in enumerate(tensors):
         if not tensor.dtype.is_floating:
             raise refused(f"tensor {i} is of {tensor.dtype.name}; op=Adasum takes floating dtypes")
+    if goes_on():
+        raise refused(
+            "op=Adasum in a graph of an elastic job: the graph is made for one number of ranks\n"
+            "  advice: reduce eagerly, or with op=Average"
+        )
     size = len(members_of(number)[0])
     if size == 1:
         return [tf.identity(tensor) for tensor in tensors]

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from farandole import _world
@@ -29,7 +28,14 @@ from farandole.common._process_set import ProcessSet, global_process_set, member
 from farandole.common._reduction import Adasum, Average, Sum, choose_op, core_op, op_name
 from farandole.common._weights import note_join
 from farandole.tensorflow import _sparse
-from farandole.tensorflow._calls import Request, run, tensor_from, tensors_from, variable_from
+from farandole.tensorflow._calls import (
+    Request,
+    number_when_run,
+    run,
+    tensor_from,
+    tensors_from,
+    variable_from,
+)
 from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, unsupported
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
@@ -344,39 +350,33 @@ def join() -> tf.Tensor:
 # ---- numbers that are asked for when a graph runs ----
 
 
-def _number(ask: Any, name: str | None) -> tf.Tensor:
-    result = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
-    result.set_shape([])
-    return result
-
-
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This process' rank (int32), when the graph runs."""
-    return _number(_world.rank, name)
+    return number_when_run(_world.rank, name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process' rank on its host (int32), when the graph runs."""
-    return _number(_world.local_rank, name)
+    return number_when_run(_world.local_rank, name)
 
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks on this host (int32), when the graph runs."""
-    return _number(_world.local_size, name)
+    return number_when_run(_world.local_size, name)
 
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set (int32), when the graph runs."""
     number = index(process_set_id)
-    return _number(lambda: len(members_of(number)[0]), name)
+    return number_when_run(lambda: len(members_of(number)[0]), name)
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 on members of a process set, 0 on others (int32), when the graph runs."""
     number = index(process_set_id)
-    return _number(lambda: int(members_of(number)[1] >= 0), name)
+    return number_when_run(lambda: int(members_of(number)[1] >= 0), name)

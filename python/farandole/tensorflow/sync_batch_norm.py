@@ -10,7 +10,7 @@ from farandole import _world
 from farandole._arguments import checked
 from farandole._core import InvalidArgument
 from farandole.tensorflow._calls import Request, run
-from farandole.tensorflow._graph import as_written
+from farandole.tensorflow._graph import as_written, goes_on
 
 __all__ = ["SyncBatchNormalization"]
 
@@ -51,7 +51,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         mean, variance = super()._moments(inputs, mask)
-        if not _world.is_initialized() or _world.size() == 1:
+        if not _world.is_initialized() or (_world.size() == 1 and not goes_on()):
             return mean, variance
         return _joined(mean, variance, self._count(inputs, mask))
 

@@ -18,6 +18,7 @@ from farandole.torch._entries import entry
 from farandole.torch._global.beginning import (
     check_arguments,
     prepare_alike,
+    refuse_other_worlds,
     share_between_ranks,
 )
 from farandole.torch._global.logical import LogicalRanks, block_for
@@ -30,6 +31,7 @@ from farandole.torch._global.normalization import (
 from farandole.torch._global.passes import Passes
 from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
 from farandole.torch._global.sums import gather_parts, number_over_ranks, sum_of_parts
+from farandole.torch._training import worlds
 from farandole.torch._training.weighing import weighed
 from farandole.torch._training.wrapped import WrappedOptimizer
 
@@ -97,16 +99,13 @@ class GlobalBatch:
     ) -> None:
         self.loader = loader
         self._model, self._optimizer, self._count = model, optimizer, count
-        self._size, here = _world.size(), _world.rank()
-        self._block = Block(self._size, range(here, here + 1))
-        self._at_once = micro_batch_size
+        self._at_once, self._seed, self._same_batches = micro_batch_size, seed, same_batches
+        self._logical_ranks = logical_ranks
         self._passes: Passes
 
         def prepare() -> None:
             check_arguments(loader, model, optimizer, micro_batch_size, count, options)
-            if logical_ranks is not None:
-                self._block = block_for(logical_ranks, model, options)
-            self._passes = Passes(loader, self._reader(seed, same_batches), logical_ranks)
+            self._find_block(options)
             if model is not None:
                 refuse_micro_batches(model, micro_batch_size)
 
@@ -117,11 +116,28 @@ class GlobalBatch:
         self._everywhere: float | None = None  # what the present batch counts, on all ranks
         self.sync_gradients = True
         share_between_ranks(model, optimizer, options, logical_ranks)
-        self._logical: LogicalRanks | None = None
-        if logical_ranks is not None:
-            self._logical = LogicalRanks(self._block, model, optimizer, seed)
+        self._logical = self._computes_in_parts()
+        later = worlds.makes_later()
+        self._epoch = None if later else _world.epoch()  # of the world it is in
+        self._kept = not later  # a state has it, where it goes on in other worlds
+        if later:
+            worlds.follow(self)
         if model is not None:
             warn_of_few_samples(model, self.batch_size, micro_batch_size, self._block.parts)
+
+    def _find_block(self, options: dict[str, Any]) -> None:
+        """This rank's part of batches in the present world."""
+        self._size, here = _world.size(), _world.rank()
+        self._block = Block(self._size, range(here, here + 1))
+        if self._logical_ranks is not None:
+            self._block = block_for(self._logical_ranks, self._model, options)
+        reader = self._reader(self._seed, self._same_batches)
+        self._passes = Passes(self.loader, reader, self._logical_ranks)
+
+    def _computes_in_parts(self) -> LogicalRanks | None:
+        if self._logical_ranks is None:
+            return None
+        return LogicalRanks(self._block, self._model, self._optimizer, self._seed)
 
     def _reader(self, seed: int, same_batches: bool) -> Reader:
         batches = batches_of(self.loader, seed)
@@ -148,6 +164,7 @@ class GlobalBatch:
             InvalidArgument: another rank could not read; on that rank, its own error.
             Mismatch: ranks read different batches.
         """
+        refuse_other_worlds(self._kept, self._epoch)
         self._loops += 1
         mine = self._loops
         for whole in self._passes:
@@ -358,3 +375,30 @@ class GlobalBatch:
             InvalidArgument: it is no such state, or of other data.
         """
         self._passes.load(state)
+
+    # ---- in an elastic job (_training/worlds.py) ----
+
+    def note_kept(self) -> None:
+        """A TorchState has it."""
+        self._kept = True
+
+    def is_superseded(self) -> bool:
+        return False
+
+    def described(self) -> str:
+        return f"a GlobalBatch of {self.batch_size} samples, logical_ranks={self._logical_ranks}"
+
+    def leave_world(self) -> None:
+        self._loops += 1  # that one is over, also where a traceback keeps it
+        self._hold(False)
+        if self._logical is not None:
+            self._logical.leave()
+
+    def enter_world(self) -> None:
+        """The next loop goes on where the last one stood, or what was loaded since."""
+        state = self._passes.state()
+        self._epoch = _world.epoch()
+        self._find_block({})
+        self._passes.load(state)
+        self._whole = self._micro = self._everywhere = None
+        self._logical = self._computes_in_parts()

@@ -38,6 +38,7 @@ class Metrics:
             raise InvalidArgument(f"Metrics(): batches is {shown(batches)}; it is a GlobalBatch")
         self._batches = batches
         self._sums: dict[tuple[str, int], tuple[float, float]] = {}  # by name and part
+        self._epoch = _world.epoch()  # of the world in which they began
 
     def update(self, **values: Any) -> None:
         """Adds those of this rank's part of the present (micro-)batch.
@@ -46,6 +47,7 @@ class Metrics:
             values: by name: a number, or a tensor of one, which is a mean over what the batch
                 counts (``count=`` of the GlobalBatch); or a tensor of one value per sample.
         """
+        self._refuse_other_worlds()
         samples, part = self._batches.samples, self._batches.part
         for name, value in values.items():
             added, count = self._of(name, value, samples)
@@ -71,7 +73,9 @@ class Metrics:
 
         Raises:
             Mismatch: a rank has a metric that another has not.
+            InvalidArgument: the world has changed since they were last reset.
         """
+        self._refuse_other_worlds()
         theirs = [self._rows()] if _world.size() == 1 else allgather_object(self._rows(), "metrics")
         names = {rank: [f"'{name}'" for name in rows] for rank, rows in enumerate(theirs)}
         compare("metrics", names, "update the same metrics on every rank")
@@ -92,3 +96,19 @@ class Metrics:
     def reset(self) -> None:
         """Forgets what was added up."""
         self._sums.clear()
+        self._epoch = _world.epoch()
+
+    def _refuse_other_worlds(self) -> None:
+        """What a rank had added up is lost with it; and what was trained after a commit comes
+        again."""
+        if not self._sums:
+            self._epoch = _world.epoch()
+        elif self._epoch != _world.epoch():
+            raise InvalidArgument(
+                "the ranks have changed since these Metrics were last reset, and what some of them "
+                "had added up may be lost\n  advice: call reset() before every loop over the "
+                "GlobalBatch, or make the Metrics there"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Metrics:
+        raise InvalidArgument("Metrics belong to one world, and cannot be kept in a state")

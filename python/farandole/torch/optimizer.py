@@ -10,6 +10,7 @@ import torch
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common import _reduction
 from farandole.common._process_set import (
     ProcessSet,
@@ -19,7 +20,7 @@ from farandole.common._process_set import (
 )
 from farandole.common._reduction import Adasum, Average, Sum, check_passes
 from farandole.torch._entries import public
-from farandole.torch._training import adasum, reduced, sharded
+from farandole.torch._training import adasum, reduced, sharded, worlds
 from farandole.torch._training.parameters import groups_of, named_of
 from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.compression import Compression, Compressor
@@ -65,6 +66,9 @@ def DistributedOptimizer(
     The optimizer stays the same object, of a child class with its class' name: its state, LR
     schedulers, ``isinstance`` and ``state_dict()`` go on working. Where there is one rank, nothing
     else changes.
+
+    In an elastic job making it exchanges nothing: it reduces inside of ``elastic.run``, in one
+    world after another, and to step elsewhere is an error.
 
     Args:
         optimizer: any optimizer but LBFGS. Every rank's has the same parameters.
@@ -116,10 +120,16 @@ def DistributedOptimizer(
         raise InvalidArgument("sharded_update=True does not support op=Adasum")
     if op == Adasum or sharded_update:
         check_process_set(process_set)
+    if process_set is not global_process_set:
+        refuse_in_elastic_jobs("process_set", "its ranks are those of one world")
+    if sharded_update:
+        refuse_in_elastic_jobs(
+            "sharded_update=True", "a rank that is lost takes its part of the state with it"
+        )
     check_passes(backward_passes_per_step)
     named = named_of(optimizer, named_parameters)
     together = groups_of(groups, num_groups, named)
-    if op == Adasum and reduction.members > 1:
+    if op == Adasum and (reduction.members > 1 or worlds.makes_later()):
         adasum.distribute(optimizer, named, compression)
         return optimizer
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
@@ -132,7 +142,6 @@ def DistributedOptimizer(
     reduced.distribute(
         optimizer,
         named,
-        group if reduction.members > 1 else None,
         reduction,
         groups=together,
         passes_per_step=backward_passes_per_step,

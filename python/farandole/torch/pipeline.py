@@ -12,6 +12,7 @@ from torch import nn
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._reduction import Average, Reduction
 from farandole.data._order import DEFAULT_SEED
 from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
@@ -105,6 +106,10 @@ class Pipeline(Reported):
         dynamic_shapes: bool = False,
         seed: int = DEFAULT_SEED,
     ) -> None:
+        refuse_in_elastic_jobs(
+            "Pipeline", "a rank that is lost takes the layers of its stage with it"
+        )
+
         def prepare() -> tuple[Place, int, list[Layer], list[int] | None]:
             place = place_of(stages)
             m = 4 * place.stages if micro_batches is None else micro_batches
@@ -216,7 +221,8 @@ class Pipeline(Reported):
             The loss of the whole batch, on every rank, without a graph.
 
         Raises:
-            InvalidArgument: an argument is wrong, ranks have other batches, or shapes changed.
+            InvalidArgument: an argument is wrong, ranks have other batches, or shapes changed; or
+                the loss of the whole batch has no gradient, on every rank.
             RemoteError: another rank's stage has raised; says which, and what. On that rank, its
                 own error. All gradients are dropped then, and the next step works.
         """
@@ -225,6 +231,7 @@ class Pipeline(Reported):
         place = self._place
         actions = schedule_of(self._schedule)(place.stages, place.stage, self._micro_batches)
         rows = self._runner.run(actions, work)
+        work.check(rows)
         self._times.add(rows)
         return torch.tensor(sum(row.loss for row in rows))
 

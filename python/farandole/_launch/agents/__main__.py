@@ -132,14 +132,16 @@ def _seen(order: Order) -> address.Seen:
     if order.launcher == "here":
         return address.Seen()
     if order.launcher == "ssh":
-        return address.seen_by_sshd(os.environ) or address.Seen(host=name_of(order.host))
-    own = address.of_interfaces(order.environment.get("FARANDOLE_IFACE", ""))
+        written = name_of(order.host)
+        seen = address.seen_by_sshd(os.environ) or address.Seen(host=written)
+        has_it = address.is_address(written) and address.is_ours(written)
+        return seen._replace(host=written) if has_it else seen  # else it is that of a router
+    wanted = order.environment.get("FARANDOLE_IFACE", "")
+    own = address.of_interfaces(wanted)
     if not own and order.launcher == "netns":
-        raise LaunchError(
-            "no interface of that namespace is up and has an address by which ranks of other hosts "
-            "could reach it",
-            1,
-        )
+        which = f"FARANDOLE_IFACE={wanted}" if wanted else "no interface of that namespace"
+        how = "is not up there with" if wanted else "is up and has"
+        raise LaunchError(f"{which} {how} an address by which ranks of other hosts reach it", 1)
     return address.Seen(host=own or "127.0.0.1")  # pretended hosts of a machine without a network
 
 

@@ -25,6 +25,7 @@ from farandole._launch.polling import READ, WRITE, earliest, wait
 from farandole._launch.ranks import Rendezvous
 from farandole._launch.signals import STOPPING, Escalation, SignalPipe
 from farandole._launch.watchdog import WatchdogLost
+from farandole._launch.words import Word
 
 # More than this on its way to the launcher, and ranks are not read until it is less.
 _ENOUGH = 1 << 20
@@ -55,6 +56,10 @@ class Agent:
         self._parcels: Iterator[bytes] | None = None  # once all ranks have ended
         self._commands: dict[str, Callable[..., None]] = {
             "start": self._start,
+            "prepare": self._prepare,
+            "add": self._add,
+            "kill": here.kill,
+            "say": here.say,
             "pass_on": lambda number: here.pass_on(signal.Signals(number)),
             "signal_groups": lambda number: here.signal_groups(signal.Signals(number)),
             "tell_death": self._tell_death,
@@ -159,14 +164,34 @@ class Agent:
             self._commands[frame.kind](**frame.content)
 
     def _start(self, address: str, port: int, run_id: str) -> None:
+        self._trying(lambda: self._here.start(Rendezvous(address, port, run_id)))
+
+    def _prepare(self, run_id: str) -> None:
+        self._trying(lambda: self._here.prepare(run_id))
+
+    def _trying(self, start: Callable[[], None]) -> None:
         try:
-            self._here.start(Rendezvous(address, port, run_id))
+            start()
         except LaunchError as error:
             self._tell("refused", why=str(error), exit_code=error.exit_code)
             return
-        for rank, pipes in zip(self._here.ranks, self._here.pipes, strict=True):
+        self._tell("started", pids=self._tapped())
+
+    def _add(self, number: int, own: dict[str, str]) -> None:
+        try:
+            self._here.add(number, own)
+        except LaunchError as error:
+            self._tell("not_added", number=number, why=str(error))
+            return
+        (pid,) = self._tapped()
+        self._tell("added", number=number, pid=pid)
+
+    def _tapped(self) -> list[int]:
+        """The processes of new ranks, whose output is read from now on."""
+        new = self._here.new_ranks()
+        for rank, pipes in new:
             self._taps.add(rank.number, pipes)
-        self._tell("started", pids=[rank.pid for rank in self._here.ranks])
+        return [rank.pid for rank, _ in new]
 
     def _finish(self, at_once: bool) -> None:
         self._finishing = True
@@ -187,7 +212,7 @@ class Agent:
         for item in self._here.news():
             if isinstance(item, Rank):
                 self._tell("died", rank=item.number, exit_code=item.exit_code)
-            else:
+            elif isinstance(item, Word):
                 self._tell("word", rank=item.rank, pid=item.pid, parts=item.parts)
         for line in self._here.remarks():
             self._tell("remark", text=line)

@@ -19,6 +19,7 @@ AGENT = (
     "runpy.run_module('farandole._launch.agents', run_name='__main__')"
 )
 _SSH_FAILED = 255  # and not what it started
+_CONNECTING = 1 / 3  # of the time that a host has to get ready: so ssh itself says why, if it fails
 
 
 def launcher_for(host: str, reach: Reach) -> str:
@@ -36,7 +37,7 @@ def command_for(host: str, reach: Reach, timeout: float) -> list[str]:
         return agent
     if launcher == "netns":
         return ["ip", "netns", "exec", host, *agent]
-    limit = f"ConnectTimeout={max(1, math.ceil(timeout))}"
+    limit = f"ConnectTimeout={max(1, math.ceil(timeout * _CONNECTING))}"
     return [*_ssh(host, reach, "-T", "-o", limit), shlex.join(agent)]
 
 
@@ -59,7 +60,7 @@ def advice_for(host: str, reach: Reach, code: int | None, said: str) -> str:
     """What to do where the agent did not start: by how its starter ended and what it said."""
     if "No module named" in said:
         return "install the same farandole for that Python, or name another with --remote-python"
-    if reach.launcher == "netns":
+    if reach.launcher == "netns" and f'exec of "{reach.python}"' not in said:
         return "'ip netns list' shows the names there are; entering one needs root"
     if code == _SSH_FAILED:
         return f"try: {shlex.join([*_ssh(host, reach), 'true'])}"

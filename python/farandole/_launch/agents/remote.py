@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farandole._launch.agents import frames
@@ -16,7 +16,7 @@ from farandole._launch.agents.parcels import Delivery
 from farandole._launch.agents.silence import SILENCE, SILENCE_AT_END, Next, Silence
 from farandole._launch.job import LaunchError
 from farandole._launch.leftovers import LONGEST
-from farandole._launch.place import Place, Rank, Threads
+from farandole._launch.place import NotStarted, Place, Rank, Threads
 from farandole._launch.polling import earliest
 from farandole._launch.ranks import Rendezvous, describe_exit
 from farandole._launch.words import Word, printable
@@ -80,6 +80,20 @@ class Remote(Place):
     def start(self, rendezvous: Rendezvous) -> None:
         self._deadline = time.monotonic() + self._patience
         self._tell("start", **rendezvous._asdict())
+
+    def prepare(self, run_id: str) -> None:
+        self.count = 0  # of those that start at once
+        self._deadline = time.monotonic() + self._patience
+        self._tell("prepare", run_id=run_id)
+
+    def add(self, number: int, own: Mapping[str, str]) -> None:
+        self._tell("add", number=number, own=dict(own))
+
+    def kill(self, number: int) -> None:
+        self._tell("kill", number=number)
+
+    def say(self, pid: int, words: str) -> None:
+        self._tell("say", pid=pid, words=words)
 
     def pass_on(self, number: signal.Signals) -> None:
         self._tell("pass_on", number=number)
@@ -188,6 +202,11 @@ class Remote(Place):
                 self._lose(printable(str(content["why"])))
             case "started":
                 self._take_start([int(pid) for pid in content["pids"]])
+            case "added":
+                self._take_rank(int(content["number"]), int(content["pid"]))
+            case "not_added":
+                self._remarks.append(printable(str(content["why"])))
+                self._news.append(NotStarted(int(content["number"])))
             case "died":
                 self._take_death(int(content["rank"]), _code(content, -_MOST_SIGNAL))
             case "word":
@@ -217,14 +236,16 @@ class Remote(Place):
         if len(pids) != self.count:
             raise FrameError(f"{len(pids)} ranks started, instead of {self.count}")
         for number, pid in enumerate(pids, self.first):
-            self.ranks.append(Rank(number, pid, self.host))
-            self.pipes.append(self._inlets.add(number))
+            self._take_rank(number, pid)
         self.started, self._deadline = True, None
 
+    def _take_rank(self, number: int, pid: int) -> None:
+        self._take_up(Rank(number, pid, self.host), self._inlets.add(number))
+
     def _take_death(self, number: int, exit_code: int) -> None:
-        if not 0 <= number - self.first < len(self.ranks):
+        rank = next((rank for rank in self.ranks if rank.number == number), None)
+        if rank is None:
             raise FrameError(f"rank {number} died, which is not there")
-        rank = self.ranks[number - self.first]
         rank.exit_code = exit_code
         self._orphans = True  # until the agent says otherwise
         self._news.append(rank)

@@ -45,5 +45,11 @@ def remove(name: str) -> None:
     shutil.rmtree(_directory(name), ignore_errors=True)
 
 
+def remove_all(marker: str) -> None:
+    """Those of all agents of an elastic job."""
+    for directory in Path(tempfile.gettempdir()).glob(f"farandole-{marker}-*"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _directory(name: str) -> Path:
     return Path(tempfile.gettempdir(), name)

@@ -10,6 +10,7 @@ import numpy as np
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole._one_world import refuse_in_elastic_jobs
 from farandole.keras._asynchronous import dealing
 from farandole.keras._asynchronous.fitting import Steps, Validation, train
 from farandole.keras._asynchronous.rule import KerasRule, check_optimizer
@@ -56,6 +57,7 @@ class ParameterServer:
         snapshots: Snapshots | None = None,
     ) -> None:
         size = _world.size()
+        refuse_in_elastic_jobs("ParameterServer", "its servers and workers stay the same")
         if not isinstance(servers, int) or not 1 <= servers < size:
             raise InvalidArgument(
                 f"servers is {shown(servers)}; it is from 1 to {size - 1} in a world of {size}"

@@ -10,9 +10,10 @@ from torch.utils.data import DataLoader
 
 from farandole import _world
 from farandole._arguments import shown
-from farandole._core import InvalidArgument
+from farandole._core import InvalidArgument, NotInitialized
 from farandole.common._objects import agree_prepared
 from farandole.common._reduction import Sum
+from farandole.torch._training import worlds
 from farandole.torch._training.reduced import ReducedOptimizer
 from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -22,13 +23,15 @@ from farandole.torch.optimizer import DistributedOptimizer
 def prepare_alike(
     prepare: Callable[[], None], model: Any, optimizer: Any, logical_ranks: Any
 ) -> None:
-    """Collective: what each rank does by itself first. Where one of them cannot, all hear of it."""
+    """Collective: what each rank does by itself first. Where one of them cannot, all hear of it.
+
+    In an elastic job nothing is: ranks begin at different times (_training/worlds.py)."""
     error: Exception | None = None
     try:
         prepare()
     except Exception as raised:
         error = raised
-    if _world.size() > 1:
+    if _world.size() > 1 and not worlds.makes_later():
         rows = [
             "no model" if model is None else "a model",
             "no optimizer" if optimizer is None else "an optimizer",
@@ -77,15 +80,17 @@ def check_arguments(
 def share_between_ranks(
     model: Any, optimizer: Any, options: dict[str, Any], logical_ranks: int | None
 ) -> None:
-    """Collective: all ranks begin alike, and update alike."""
-    if model is not None and _world.size() > 1:
+    """Collective: all ranks begin alike, and update alike. In an elastic job they will have one
+    state."""
+    shares = _world.size() > 1 and not worlds.makes_later()
+    if model is not None and shares:
         broadcast_parameters(model.state_dict(), root_rank=0)
     if optimizer is None or model is None:
         return
     if isinstance(optimizer, WrappedOptimizer):
         _check_wrapped(optimizer, options, logical_ranks)
     else:
-        if _world.size() > 1:
+        if shares:
             broadcast_optimizer_state(optimizer, root_rank=0)
         if logical_ranks is not None:
             options = {**options, "op": Sum}
@@ -109,4 +114,28 @@ def _check_wrapped(
         raise InvalidArgument(
             f"GlobalBatch(): logical_ranks={logical_ranks}, and the optimizer is that of another "
             f"GlobalBatch, of logical_ranks={before}\n  advice: the same for both"
+        )
+
+
+def refuse_other_worlds(kept: bool, epoch: int | None) -> None:
+    """Before a loop. Raises InvalidArgument or NotInitialized.
+
+    Args:
+        kept: a state has the GlobalBatch, or it is of one world.
+        epoch: of the world that it is in; None: it waits for its first one.
+    """
+    if not kept:
+        raise InvalidArgument(
+            "a GlobalBatch in an elastic job is a part of the state, which would else go back "
+            "without it\n  advice: hvd.elastic.TorchState(model, optimizer, batches=batches)"
+        )
+    if epoch is None:
+        raise InvalidArgument(
+            "a loop over a GlobalBatch outside of elastic.run, in an elastic job: other ranks may "
+            "be elsewhere\n  advice: loop inside of the function that it decorates"
+        )
+    if epoch != _world.epoch():
+        raise NotInitialized(
+            "the world that this GlobalBatch was made in has ended\n  advice: make it again after "
+            "init(); in an elastic job make it before elastic.run"
         )

@@ -96,6 +96,11 @@ class LogicalRanks:
             if this == self._batches:
                 self._close()
 
+    def leave(self) -> None:
+        """A batch that the program is in ends here."""
+        self._close()
+        self._batches += 1
+
     def _close(self) -> None:
         if self._random is None:
             return

@@ -12,6 +12,7 @@ from farandole._arguments import shown
 from farandole._core import InvalidArgument
 from farandole.data._tree import leaves, map_leaves, samples
 from farandole.pipeline._places import Place
+from farandole.pipeline._runner import Fared
 from farandole.pipeline._shares import micro_batches
 from farandole.pipeline._wire import Form, Message
 from farandole.pipeline._work import ForwardWork
@@ -218,6 +219,7 @@ class TrainWork(LossWork):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._kept: dict[int, _Kept] = {}
+        self._has_gradient = False  # the loss of a micro-batch so far
 
     def forward(self, k: int, samples: int, received: Message | None) -> tuple[Form, list[Any]]:
         if self._measures and k == 0 and self._stage.place.replica == 0:
@@ -233,6 +235,7 @@ class TrainWork(LossWork):
         # The exchange takes the mean over replicas.
         weight = self._weights[k] * self._stage.place.replicas
         if weight:
+            self._has_gradient |= loss.requires_grad
             self._kept[k] = _Kept(received, [loss * weight], True)
             return
         # Nothing of it counts, and its loss may be 0/0: zeros are what it gives to the others.
@@ -256,6 +259,9 @@ class TrainWork(LossWork):
             torch.autograd.backward([each for each, _ in pairs], [each for _, each in pairs])
         return (_NOTHING, []) if received is None else received.to_send()
 
+    def has_gradient(self) -> bool:
+        return self._has_gradient
+
     def end(self, *, failed: bool) -> None:
         exchange = self._stage.exchange
         if exchange is None:
@@ -270,3 +276,19 @@ class TrainWork(LossWork):
         self._kept.clear()
         for p in self._stage.module.parameters():
             p.grad = None
+
+    def check(self, rows: Sequence[Fared]) -> None:
+        """How all ranks fared. The loss of some micro-batches or replicas may be a constant, where
+        nothing in them is of interest; not that of the whole batch.
+
+        Raises:
+            InvalidArgument: it is one; on every rank. All gradients are dropped then.
+        """
+        if any(row.has_gradient for row in rows):
+            return
+        self.forget()
+        raise InvalidArgument(
+            "the loss has no gradient: it depends on no parameter that requires one\n"
+            "  advice: compute it from the outputs by what can be differentiated; for a loss alone "
+            "there is evaluate()"
+        )

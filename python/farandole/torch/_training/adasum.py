@@ -10,7 +10,8 @@ from farandole._core import InvalidArgument
 from farandole.common._reduction import check_passes
 from farandole.torch import _devices
 from farandole.torch._tensors import check_tensor
-from farandole.torch._training.hooked import take_over
+from farandole.torch._training import worlds
+from farandole.torch._training.hooked import Hooked, take_over
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weights import TensorWeights
@@ -23,10 +24,12 @@ class AdasumOptimizer(WrappedOptimizer):
     """What DistributedOptimizer puts before the optimizer's own class with ``op=Adasum``: every
     rank steps by itself, and the parameters move by the Adasum of all ranks' moves."""
 
-    _named: list[tuple[str, torch.Tensor]]
+    _all: Named
+    _named: Named  # that are trained
     _compression: type[Compressor]
     _silence: Silence
     _weights: TensorWeights
+    _alone: worlds.Alone | None = None  # in an elastic job
 
     def step(self, closure: Any = None) -> Any:
         """The optimizer's own step, whose effect is then replaced by the Adasum of all ranks'.
@@ -34,6 +37,8 @@ class AdasumOptimizer(WrappedOptimizer):
         Raises:
             Mismatch: the ranks' parameters differ; no parameter has changed.
         """
+        if self._alone is not None:
+            self._alone.check()
         if closure is None:
             self._silence.refuse()
         self._weights.compare()
@@ -61,6 +66,35 @@ class AdasumOptimizer(WrappedOptimizer):
     def skip_synchronize(self) -> NoReturn:
         raise InvalidArgument("with op=Adasum step() exchanges; skip_synchronize() is not possible")
 
+    # In an elastic job (worlds.py).
+
+    def _hooked(self) -> Hooked | None:
+        return self._alone
+
+    def is_superseded(self) -> bool:
+        return self._alone is not None and self._alone.taken is not None
+
+    def described(self) -> str:
+        return f"an optimizer with Adasum, of {len(self._named)} parameters"
+
+    def leave_world(self) -> None:
+        for _, p in self._named:
+            p.grad = None
+        self._alone = worlds.Alone(self._named, outside=True)
+
+    def enter_world(self) -> None:
+        """What ranks compare as training begins they compare in every world."""
+        for _, p in self._named:
+            p.grad = None
+        self._alone = worlds.Alone(self._named, outside=False)
+        self.begin()
+
+    def begin(self) -> None:
+        """As if no step had been taken."""
+        parameters = [p for _, p in self._named]
+        self._silence = Silence([n for n, _ in reversed(self._named)], parameters)
+        self._weights = TensorWeights("Adasum", self._all)
+
 
 def distribute(
     optimizer: torch.optim.Optimizer, named: Named, compression: type[Compressor]
@@ -69,8 +103,12 @@ def distribute(
     for name, p in named:
         check_tensor(p, f"op=Adasum: '{name}'")
     apart = become(optimizer, AdasumOptimizer, named)
+    apart._all = named
     apart._named = [(n, p) for n, p in named if p.requires_grad]
     apart._compression = compression
-    apart._silence = Silence([n for n, _ in reversed(apart._named)], [p for _, p in apart._named])
-    apart._weights = TensorWeights("Adasum", named)
-    take_over(p for _, p in named)
+    apart.begin()
+    if worlds.makes_later():
+        apart._alone = worlds.Alone(apart._named, outside=True)
+        worlds.follow(apart)
+    else:
+        take_over(p for _, p in named)

@@ -16,20 +16,21 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import NoReturn, Protocol
 
 import torch
 
 from farandole import _core
-from farandole._core import InvalidArgument
+from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.late_gradients import LateGradients
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.sparse_gradients import SparseGradients
@@ -116,6 +117,7 @@ class GradientExchange(Hooked):
             compression=compression,
             sparse_as_dense=sparse_as_dense,
         )
+        self._late = LateGradients(f"late gradients {self.reducer.key:x}", named, reduction)
         watch_weights(self.reducer, weights, line)
         self.reducing = False  # the present pass
         self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
@@ -148,6 +150,9 @@ class GradientExchange(Hooked):
                 self.completes.complete(self.parameters[i])
             self._take(i)
         except BaseException:
+            if not self.reducer.step_open:  # its first gradient; the others shall know
+                with suppress(Error):  # of a group that has failed
+                    self.reducer.abandon()
             present.fail()  # now, since the traceback may keep the pass alive
             raise
 
@@ -250,7 +255,7 @@ class GradientExchange(Hooked):
         try:
             self.launch_rest()
             self.reducer.wait()
-            self._gradients.show()
+            self._late.places = self._gradients.show()
         except BaseException:
             self._fail_pass()
             raise
@@ -297,6 +302,13 @@ class GradientExchange(Hooked):
         finally:
             self._fail_pass()
 
+    def retire(self) -> None:
+        """Its world has ended: what it was reducing is gone, and so are gradients in its memory.
+        Whatever keeps the pass alive, its end changes nothing any more."""
+        self._fail_pass()
+        for p in self.parameters:
+            p.grad = None
+
     # While this rank has joined, the reducer takes part in the others' steps by itself.
 
     def before_joining(self) -> None:
@@ -335,6 +347,7 @@ class GradientExchange(Hooked):
         self._refuse_changes()
         if not self.reducing:
             if self._passes == 0 and not self._due:
+                self._late.reduce()
                 return
             if self._dropped:
                 self.refuse(
@@ -346,6 +359,11 @@ class GradientExchange(Hooked):
                 )
             self._begin(reducing=True)
         self._finish_pass()
+
+    def awaits(self, p: torch.Tensor) -> bool:
+        """Whether a gradient that this parameter gets now would still have to be reduced, where
+        others are `reduced`."""
+        return self._late.awaits(p)
 
     @property
     def reduced(self) -> bool:

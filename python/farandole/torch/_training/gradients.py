@@ -43,6 +43,7 @@ class Gradients:
         self._reducer = reducer
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
+        self._shapes = [p.shape for p in self._parameters]
         self._dtypes = [wire.dtype for wire, _ in wires]
         self._contexts = [context for _, context in wires]
         self._compression = None if compression is Compression.none else compression
@@ -99,6 +100,8 @@ class Gradients:
         assert grad is not None
         if grad.requires_grad:
             raise part_of_a_graph(self._names[i])
+        if grad.shape != self._shapes[i]:
+            raise _changed(self._names[i], "shape", tuple(grad.shape), tuple(self._shapes[i]))
         dims = 0
         if grad.is_sparse:
             dims = grad.sparse_dim()
@@ -129,6 +132,8 @@ class Gradients:
             return
         view = self._buckets.view(i)
         if not alike:
+            if grad.dtype != self._dtypes[i]:
+                raise _changed(self._names[i], "dtype", grad.dtype, self._dtypes[i])
             view.copy_(grad)
         self._mark_ready(i, grad.data_ptr() if alike else view.data_ptr(), dims)
         p.grad = view
@@ -182,15 +187,20 @@ class Gradients:
 
     # To the user.
 
-    def show(self) -> None:
-        """Reduced ones become what the user sees. What was used on no rank stays as it is."""
+    def show(self) -> list[int]:
+        """Reduced ones become what the user sees. What was used on no rank, which is returned,
+        stays as it is."""
         left_out = self._reducer.left_out if self._reducer.has_better_plan else {}
         self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
-        used = [i for i in range(len(self._parameters)) if self._reducer.used(i)]
+        used: list[int] = []
+        unused: list[int] = []
+        for i in range(len(self._parameters)):
+            (used if self._reducer.used(i) else unused).append(i)
         self._on_devices.take_back(used)
         for i in used:
             self._show(i)
         self._sparse.drain()  # of what no rank used
+        return unused
 
     def _show(self, i: int) -> None:
         p = self._parameters[i]
@@ -239,4 +249,13 @@ def part_of_a_graph(name: str) -> InvalidArgument:
     return InvalidArgument(
         f"the gradient of '{name}' is part of a graph (create_graph=True), which "
         "DistributedOptimizer does not support; use torch.autograd.grad"
+    )
+
+
+def _changed(name: str, what: str, now: object, before: object) -> InvalidArgument:
+    """The engine knows of so many elements; of more or fewer it would reach into other memory."""
+    return InvalidArgument(
+        f"the gradient of '{name}' has {what} {now}; its parameter had {before} when "
+        "DistributedOptimizer was made\n  advice: make the optimizer, and then the "
+        "DistributedOptimizer, after parameters have been resized or converted"
     )

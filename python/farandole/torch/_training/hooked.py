@@ -79,6 +79,12 @@ class Hooked:
         for hook in self._hooks:
             hook.remove()
 
+    def end_hearing(self) -> None:
+        """Its world has ended: who makes another one hears of gradients by that."""
+        hearing.discard(self)
+        for hook in self._hooks:
+            hook.remove()
+
     def check_alive(self) -> None:
         """Raises InvalidArgument where a newer one has taken over, NotInitialized where its world
         is not that of now."""

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from farandole._core import InvalidArgument
-from farandole._world import Group
+from farandole.common._process_set import group_of
 from farandole.common._reduction import Reduction, check_passes
+from farandole.torch._training import worlds
 from farandole.torch._training.exchange import GradientExchange
-from farandole.torch._training.hooked import take_over
+from farandole.torch._training.hooked import Hooked, take_over
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.parts import PartGradients
 from farandole.torch._training.wrapped import WrappedOptimizer, become, refuse_unmanaged
@@ -25,6 +26,8 @@ class ReducedOptimizer(WrappedOptimizer):
     _exchange: GradientExchange | None  # None where there is one rank, and outside the process set
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
     _skip: bool
+    _make: _Make  # makes the exchange
+    _alone: worlds.Alone | None = None  # in an elastic job, where there is no exchange
     _parts: PartGradients | None = None  # where batches are computed in parts
 
     def step(self, closure: Any = None) -> Any:
@@ -38,6 +41,8 @@ class ReducedOptimizer(WrappedOptimizer):
             else:
                 closure = partial(_finished, parts, closure)
         if exchange is None:
+            if self._alone is not None:
+                self._alone.check()
             return super().step(closure)
         exchange.check_alive()
         refuse_unmanaged(self._unmanaged)
@@ -51,8 +56,8 @@ class ReducedOptimizer(WrappedOptimizer):
         exchange.note_step()
         return result
 
-    def _hooked(self) -> GradientExchange | None:
-        return self._exchange
+    def _hooked(self) -> Hooked | None:
+        return self._exchange or self._alone
 
     def _in_parts(self) -> bool:
         return self._parts is not None
@@ -78,6 +83,8 @@ class ReducedOptimizer(WrappedOptimizer):
         are reduced when ``backward()`` returns."""
         if self._exchange is not None:
             self._exchange.synchronize()
+        elif self._alone is not None:
+            self._alone.check()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -104,20 +111,48 @@ class ReducedOptimizer(WrappedOptimizer):
         check_passes(passes)
         if self._parts is not None and passes != 1:
             raise InvalidArgument(f"backward_passes_per_step={passes} with logical_ranks")
+        self._make.options["passes_per_step"] = passes
         if self._exchange is not None:
             self._exchange.set_passes_per_step(passes)
 
     def compute_in_parts(self, of_batch: int) -> PartGradients:
         """From now on batches are computed in so many parts, which a GlobalBatch gives out."""
-        named = [(n, p) for p, n in self._parameter_names.items()]
-        managed = [(n, p) for n, p in named if p.requires_grad and p.numel() > 0]
-        self._parts = PartGradients(managed, self._unmanaged, self._exchange, of_batch)
+        self._parts = PartGradients(self._make.managed, self._unmanaged, self._exchange, of_batch)
         return self._parts
 
     @property
     def parts(self) -> PartGradients | None:
         """Where batches are computed in parts."""
         return self._parts
+
+    # In an elastic job (worlds.py).
+
+    def is_superseded(self) -> bool:
+        hooked = self._hooked()
+        return hooked is not None and hooked.taken is not None
+
+    def described(self) -> str:
+        name, _ = self._make.named[0]
+        return f"an optimizer of {len(self._make.named)} parameters, the first '{name}'"
+
+    def leave_world(self) -> None:
+        if self._parts is not None:
+            self._parts.forget()
+        if self._exchange is not None:
+            self._exchange.retire()
+        self._exchange, self._alone = None, worlds.Alone(self._make.managed, outside=True)
+
+    def enter_world(self) -> None:
+        """Collective. What was local, in some other world or in none, is gone."""
+        for _, p in self._make.managed:
+            p.grad = None
+        self._exchange, self._alone = self._make(), None
+        if self._exchange is None:
+            self._alone = worlds.Alone(self._make.managed, outside=False)
+        if self._parts is not None:
+            self.compute_in_parts(self._parts.of_batch)
+        if self.weighed_only:
+            self.take_weighed_losses_only()
 
 
 def _finished(parts: PartGradients, closure: Callable[[], Any]) -> Any:
@@ -127,25 +162,41 @@ def _finished(parts: PartGradients, closure: Callable[[], Any]) -> Any:
 
 
 def distribute(
-    optimizer: torch.optim.Optimizer,
-    named: Named,
-    group: Group | None,
-    reduction: Reduction,
-    **options: Any,
+    optimizer: torch.optim.Optimizer, named: Named, reduction: Reduction, **options: Any
 ) -> None:
-    """Collective. Where there is nobody to reduce with, the optimizer steps by itself.
+    """Collective, but in an elastic job. Where there is nobody to reduce with, the optimizer steps
+    by itself.
 
     Args:
         named: the optimizer's parameters in registration order.
         options: those of GradientExchange.
     """
-    exchange = None
-    if group is not None:
-        managed = [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0]
-        exchange = GradientExchange(group, managed, reduction, weights=named, **options)
+    make, later = _Make(named, reduction, options), worlds.makes_later()
+    exchange = None if later else make()
     distributed = become(optimizer, ReducedOptimizer, named)
-    distributed._exchange = exchange
+    distributed._exchange, distributed._make = exchange, make
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]
     distributed._skip = False
-    if exchange is None:
+    if later:
+        distributed._alone = worlds.Alone(make.managed, outside=True)
+        worlds.follow(distributed)
+    elif exchange is None:
         take_over(p for _, p in named)
+
+
+class _Make:
+    """Makes the exchange of an optimizer in the present world; None where it is alone there."""
+
+    def __init__(self, named: Named, reduction: Reduction, options: dict[str, Any]) -> None:
+        self.named, self.options = named, options
+        self.managed = [(n, p) for n, p in named if p.requires_grad and p.numel() > 0]
+        self._reduction = reduction
+
+    def __call__(self) -> GradientExchange | None:
+        reduction = self._reduction
+        if reduction.members == 1:
+            return None
+        group = group_of(reduction.process_set)
+        assert group is not None
+        order = list(reversed(self.managed))
+        return GradientExchange(group, order, reduction, weights=self.named, **self.options)

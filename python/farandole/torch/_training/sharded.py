@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,7 +16,7 @@ from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.shards import Shards
-from farandole.torch._training.wrapped import WrappedOptimizer, become
+from farandole.torch._training.wrapped import WrappedOptimizer, become, is_for_schedulers
 
 
 class Rule(NamedTuple):
@@ -240,7 +239,7 @@ def distribute(
     rule = rule_of(optimizer)
     for name, p in named:
         check_tensor(p, f"sharded_update=True: '{name}'")
-    scheduled = _is_scheduled(optimizer)
+    _refuse_replaced_step(optimizer)
     hyper_group = {
         id(p): g
         for g, param_group in enumerate(optimizer.param_groups)
@@ -262,35 +261,16 @@ def distribute(
     child: Any = type(sharded)
     child.step = torch.optim.Optimizer.profile_hook_step(child.step)
     child.step.hooked = True  # step hooks run around it, since torch's own is not called
-    if scheduled:
-        _step_for_schedulers(sharded)
     sharded._shards = shards
     sharded._rule = rule
     sharded._unmanaged = [p for _, p in named if not p.requires_grad]
     sharded.take_state()
 
 
-def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an LR scheduler has put a step of its own on the object, as all do when made; it
-    goes by the class that the optimizer had then."""
+def _refuse_replaced_step(optimizer: torch.optim.Optimizer) -> None:
     step = vars(optimizer).get("step")
-    if step is not None and not getattr(step, "_wrapped_by_lr_sched", False):
+    if step is not None and not is_for_schedulers(step):
         raise InvalidArgument(
             "optimizer.step was replaced, and a sharded update would never run it\n  advice: use "
             "register_step_pre_hook() or register_step_post_hook()"
         )
-    return step is not None
-
-
-def _step_for_schedulers(optimizer: Any) -> None:
-    """Puts the new class' step where that of the old one stands, saying what schedulers look for:
-    that it ran."""
-    reference = weakref.ref(optimizer)
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        present: Any = reference()
-        present._opt_called = True
-        return type(present).step(present, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = step

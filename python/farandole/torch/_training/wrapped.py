@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -98,4 +99,25 @@ def become(
     optimizer.__class__ = child_of(type(optimizer), kind)
     wrapped = cast(_W, optimizer)
     wrapped._parameter_names = {p: name for name, p in named}
+    if is_for_schedulers(vars(optimizer).get("step")):
+        _step_for_schedulers(wrapped)
     return wrapped
+
+
+def is_for_schedulers(step: object) -> bool:
+    """Whether it is what an LR scheduler puts on an optimizer when it is made: a step that goes by
+    the class that the optimizer had then."""
+    return bool(getattr(step, "_wrapped_by_lr_sched", False))
+
+
+def _step_for_schedulers(optimizer: Any) -> None:
+    """Puts the new class' step in its place, saying what schedulers look for: that it ran."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        present: Any = reference()
+        present._opt_called = True
+        return type(present).step(present, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step

@@ -1,0 +1,186 @@
+"""How the ranks of a communicator meet, in a duplicate of it that nobody else uses, and where their
+data go afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from farandole import _core, _mpi
+from farandole._core import Error, RendezvousError
+from farandole._mpi import Ranks
+from farandole._mpi_roll import Roll
+from farandole._mpi_words import LOOK, Words, begin, finish, hear
+from farandole._store import Met, line, name_of, refusal, refused
+from farandole._tables import listed
+
+Check = Callable[[list[Words]], Error | None]
+
+_TOLD, _ANSWERED, _LATER = 1, 2, 3  # tags of words; the core has tags of its own
+_GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
+_LIVES = 0.1  # seconds between two looks at the processes of this host
+
+_keys: list[int] = []  # one, under which communicators keep their duplicate
+
+
+@contextmanager
+def meeting(ranks: Ranks | None) -> Iterator[None]:
+    """Where this rank fails alone, others will not come to MPI_Finalize, or not with it: then this
+    process does not wait there. Another meeting takes another duplicate of the communicator."""
+    try:
+        yield
+    except BaseException as error:
+        if ranks is not None:
+            _mpi.binding()
+            why = error.verdict if isinstance(error, Error) else repr(error)
+            _core.abandon_mpi(f"its ranks did not meet: {why}")
+            if _keys and ranks.given.Get_attr(_keys[0]) is not None:
+                ranks.given.Delete_attr(_keys[0])
+        raise
+
+
+def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
+    """Every rank's words, by rank. Rank 0 refuses all of them for what ``check`` says.
+
+    Args:
+        until: when to give up (time.monotonic).
+
+    Raises:
+        RendezvousError: ranks do not come, or ``check`` refuses.
+    """
+    with meeting(ranks):
+        _mpi.binding()  # whoever has met watches for the end of MPI
+        ours = _own(ranks, until)
+        if ranks.rank == 0:
+            answer = _gather(ours, ranks.size, mine, check, until)
+        else:
+            finish(begin(ours, mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
+            answer = hear(ours, 0, _ANSWERED, until + _GRACE) or {"missing": [0]}
+        if missing := answer["missing"]:
+            who = f"{listed('rank', missing)} of the communicator"
+            raise RendezvousError(f"{who} did not come in time; look at the logs")
+    if answer["refused"]:
+        raise refused(answer)
+    until += _GRACE if ranks.rank == 0 else 2 * _GRACE  # rank 0 says who is late
+    return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until))
+
+
+def open_port(ranks: Ranks, world: int) -> _core.MpiPort:
+    """What data go over, of ranks that have met. ``world``: the same on all ranks, and another one
+    each time."""
+    handle = _mpi.handle_of(ranks.given.Get_attr(_keys[0]))
+    level = _mpi.threads()["threads"]
+    return _core.MpiPort(_mpi.binding(), handle, ranks.rank, ranks.size, world, level)
+
+
+def _own(ranks: Ranks, until: float) -> Any:
+    """The duplicate, made once: kept with the communicator."""
+    mpi = _mpi.module()
+    if not _keys:
+        _keys.append(mpi.Comm.Create_keyval())
+    ours = ranks.given.Get_attr(_keys[0])
+    if ours is None:
+        ours, duplicating = ranks.given.Idup()
+        roll = Roll(ranks.given, ranks.rank, ranks.size)
+        while not duplicating.Test():
+            roll.look()
+            if time.monotonic() >= until:
+                roll.give_up()
+            time.sleep(LOOK)
+        ours.Set_errhandler(mpi.ERRORS_RETURN)
+        ranks.given.Set_attr(_keys[0], ours)
+    return ours
+
+
+def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Words:
+    told = {0: mine}
+    while len(told) < size and (words := hear(ours, None, _TOLD, until)) is not None:
+        told[words["rank"]] = words
+    table = [words for _, words in sorted(told.items())]
+    missing = [r for r in range(size) if r not in told]
+    answer = refusal(None if missing else check(table)) | {"missing": missing, "ranks": table}
+    for answering in [begin(ours, answer, r, _ANSWERED) for r in told if r != 0]:
+        finish(answering, until + _GRACE, "a rank does not take what rank 0 has found")
+    return answer
+
+
+class _Line:
+    """The line that stays while ranks connect to each other (_store/line.py). A rank that fails
+    calls nothing of MPI any more but for these words. MPI tells nobody of a death: processes of
+    this host are looked at."""
+
+    def __init__(self, ours: Any, table: list[Words], rank: int, until: float) -> None:
+        self._ours = ours
+        self._table = table
+        self._rank = rank
+        self._until = until
+        self._others = range(1, len(table)) if rank == 0 else [0]
+        self._awaited = set(self._others)  # that have not said yet that they are connected
+        self._over = False
+        self._gone: Words | None = None  # as the last look has found
+        self._next_look = 0.0  # at processes
+
+    def look(self) -> None:
+        while not self._over and (words := hear(self._ours, None, _LATER, 0)) is not None:
+            self._awaited.discard(words["rank"])
+            if why := words["failed"]:
+                if self._rank == 0:
+                    why = line.failed(name_of(self._table[words["rank"]]), why)
+                    self._tell(why)
+                self._over = True
+                raise RendezvousError(why)
+        if not self._over and time.monotonic() >= self._next_look:
+            self._look_at_processes()
+
+    def fail(self, why: str) -> None:
+        if self._over:
+            return
+        self._tell(line.failed(name_of(self._table[0]), why) if self._rank == 0 else why)
+        self._over = True
+
+    def end(self) -> None:
+        if self._rank != 0:
+            self._tell("")
+        while self._awaited:
+            self.look()
+            if self._awaited and time.monotonic() >= self._until:
+                self._give_up(line.is_silent(sorted(self._awaited)))
+            time.sleep(LOOK)
+        if self._rank == 0:
+            self._tell("")
+        self._over = True
+
+    def _look_at_processes(self) -> None:
+        """Twice, since whoever is done may end before its last words have come."""
+        before, self._gone = self._gone, next(filter(_has_ended, self._of_this_host()), None)
+        self._next_look = time.monotonic() + _LIVES
+        if self._gone is not None and self._gone is before:
+            self._give_up(line.ended(name_of(self._gone)))
+
+    def _of_this_host(self) -> Iterator[Words]:
+        here = self._table[self._rank]["identity"]
+        return (words for words in self._table if words["identity"] == here)
+
+    def _give_up(self, why: str) -> None:
+        self.fail(why)
+        raise RendezvousError(why)
+
+    def _tell(self, why: str) -> None:
+        words = {"rank": self._rank, "failed": why}
+        until = time.monotonic() + _GRACE
+        for telling in [begin(self._ours, words, rank, _LATER) for rank in self._others]:
+            with suppress(RendezvousError):  # it may have ended
+                finish(telling, until, "a rank does not take this one's word")
+
+
+def _has_ended(words: Words) -> bool:
+    """Whether that process of this host is gone, or a zombie."""
+    try:
+        stat = Path(f"/proc/{words['pid']}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
