@@ -20,6 +20,7 @@ PEERS  ?= mpich impi
 MPIS   ?= openmpi mpich impi
 REPORT ?=
 CLANG  ?=
+GUARDS ?= --draw 6
 TIDY   ?= $(shell git ls-files 'csrc/*.cpp' 'tests/core/*.cpp')
 
 VENV   := .venv
@@ -48,7 +49,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants additions lint tidy format sanitize sanitize-module bench device device-wheels device-dry docs site size clean help
+.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants guards additions lint tidy format sanitize sanitize-address sanitize-thread sanitize-module bench device device-wheels device-dry docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -64,6 +65,9 @@ test-all: test  ## the same with every combination of every table
 
 mutants: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## put small faults into the code and show that tests notice; MUTANTS='--draw 4' for a few
 	$(BIN)/python tests/mutations/run.py $(MUTANTS)
+
+guards: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/site  ## plant one fault for each guard of these checks and show that it fails; GUARDS= for all
+	$(BIN)/python tests/guards/run.py $(GUARDS)
 
 additions: $(STAMPS)/farandole $(STAMPS)/test  ## add a dummy for each row of CONTRIBUTING's table and show that the rest follows
 	$(BIN)/python tests/additions/run.py
@@ -110,8 +114,12 @@ format: $(STAMPS)/lint  ## format C++ and Python in place
 	ruff format
 	clang-format -i $(CPP)
 
-sanitize: $(STAMPS)/build  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan; CLANG=clang++-14: TSan by clang
+sanitize: sanitize-address sanitize-thread  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan; CLANG=clang++-14: TSan by clang
+
+sanitize-address: $(STAMPS)/build
 	cmake --workflow --preset asan
+
+sanitize-thread: $(STAMPS)/build
 ifeq ($(CLANG),)
 	cmake --workflow --preset tsan
 else
@@ -150,7 +158,7 @@ docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its d
 	@$(BIN)/python docs/generate_algorithms.py
 
 site: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test $(STAMPS)/site  ## the documentation as a site, in build/site; a broken link or a missing docstring fails
-	NO_MKDOCS_2_WARNING=1 COLUMNS=88 $(BIN)/python -W ignore -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 COLUMNS=88 $(BIN)/python -W ignore -m mkdocs build --strict
 
 size:  ## lines per folder, the longest files, and the change since BASE
 	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \

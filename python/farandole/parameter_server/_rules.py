@@ -65,7 +65,7 @@ def _number_for(gradient: np.ndarray, number: float, name: str) -> Any:
     return made
 
 
-class SGD:
+class SGD(Rule):
     """Stochastic gradient descent: ``v = momentum * v - rate * g; w = w + v``.
 
     With :class:`Rows`, only these rows change, and only their momentum decays.
@@ -109,7 +109,7 @@ class SGD:
         self._speed = {name: np.array(value) for name, value in state.items()}
 
 
-class Adagrad:
+class Adagrad(Rule):
     """Adagrad, ``a = a + g²; w = w - rate * g / (sqrt(a) + epsilon)``, which suits rows: those that
     come seldom move further.
 

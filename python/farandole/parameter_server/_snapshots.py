@@ -43,6 +43,7 @@ class Snapshots:
         self.keep = keep
 
     def path(self, server: int, servers: int, version: int) -> Path:
+        """The file of one server's snapshot after so many updates."""
         return self.folder / f"server-{server}-of-{servers}.version-{version}.npz"
 
     def found(self, server: int, servers: int) -> list[int]:

@@ -38,7 +38,7 @@ from farandole.torch._training.wrapped import WrappedOptimizer
 _T = TypeVar("_T")
 
 
-class GlobalBatch:
+class GlobalBatch(worlds.Follower):
     """A DataLoader whose batches are those of all ranks together: every rank gets its part of each,
     and one update per batch gives the weights and losses of one process, on any number of ranks.
 

@@ -79,6 +79,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
+        """The epoch, and the samples that were trained in it: by all ranks, and by this one."""
         return {
             "epoch": self.epoch,
             "processed_indices": set(self.processed_indices),

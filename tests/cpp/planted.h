@@ -1,0 +1,12 @@
+// Faults that a sanitizer must notice: ctest runs each under its sanitizer, and fails if it does
+// not.
+#pragma once
+
+#include <string_view>
+
+namespace testing {
+
+/// Does what the name says: use_after_free, overflow or race. False if there is no such fault.
+bool plant(std::string_view fault);
+
+}  // namespace testing

@@ -1,0 +1,236 @@
+"""The guards of the checks, each with a fault that it must notice: see run.py.
+
+A guard is a command of the Makefile, of .ci/run or of .pre-commit-config.yaml that is there to
+fail, or a test of tests/test_layers.py. tests/unit/test_guards.py fails for one without a row.
+"""
+# ruff: noqa: E501 - a row reads better in one line
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Change = Callable[[str], str]  # a file's text before and after; "" if there is no such file
+
+
+@dataclass(frozen=True)
+class Guard:
+    name: str
+    command: str  # run by bash in a copy of the tree
+    fault: Mapping[str, Change]  # by the file's path
+    says: str  # a regular expression for what the command prints then
+    slow: bool = False  # minutes: left out where rows are drawn
+
+
+def new(text: str) -> Change:
+    return lambda _: text
+
+
+def append(text: str) -> Change:
+    return lambda old: old + text
+
+
+def replace(old: str, by: str) -> Change:
+    def change(text: str) -> str:
+        assert old in text, f"{old!r} is not there any more"
+        return text.replace(old, by, 1)
+
+    return change
+
+
+# ---- make lint, make tidy ----
+
+BADLY_FORMATTED = "#pragma once\nint   planted( );\n"
+CONFIGURE = "cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null; "
+STUBTEST = "python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core"
+
+LINT = [
+    Guard("ruff check", "ruff check --no-cache", {"python/farandole/planted.py": new("import os\n")}, "F401"),
+    Guard("ruff format", "ruff format --check", {"python/farandole/planted.py": new("x  = 1\n")}, "would be reformatted"),
+    Guard(
+        "clang-format", "clang-format --dry-run -Werror csrc/base/planted.h",
+        {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "code should be clang-formatted",
+    ),
+    Guard("codespell", "codespell docs", {"docs/planted.md": new("This is teh fault.\n")}, "teh ==> the"),
+    Guard("mypy", "mypy", {"python/farandole/planted.py": new('x: int = "a"\n')}, "planted.*Incompatible types"),
+    Guard("basedpyright", "basedpyright", {"tests/typed/planted.py": new('x: int = "a"\n')}, "planted.py.*error"),
+    Guard(
+        "completeness", "python .ci/completeness.py",
+        {"python/farandole/planted.py": new("\n".join(f"def f{i}(x): return x" for i in range(900)))},
+        "below 95%",
+    ),
+    Guard(
+        "stubtest", STUBTEST, {"python/farandole/_core/__init__.pyi": append("\ndef planted() -> None: ...\n")},
+        "planted is not present at runtime",
+    ),
+    Guard(
+        "clang-tidy",
+        CONFIGURE + "clang-tidy -p build/tidy --quiet --warnings-as-errors='*' csrc/base/reduce_op.cpp",
+        {"csrc/base/reduce_op.cpp": append("\nbool planted(unsigned x) { return sizeof(x) == 4 && sizeof(sizeof(x)) == 8; }\n")},
+        "bugprone-sizeof-expression",
+    ),
+]  # fmt: skip
+
+# ---- make test and what it builds; make mutants ----
+
+PYTEST = "python -m pytest -q -x -p no:cacheprovider -p no:xdist "
+BUILD = (
+    "cmake -S . -B build/checks -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON"
+    " -DFARANDOLE_WERROR=ON -DCMAKE_BUILD_TYPE=Release >/dev/null;"
+    " cmake --build build/checks --target farandole_tests"
+)
+FORGOTTEN = """why: nobody would meet it
+caught by: tests/unit/test_grid.py
+--- a/tests/grid.py
++++ b/tests/grid.py
+@@ -1,1 +1,1 @@
+-\"\"\"Tables of tests over dimensions that do not depend on each other.
++\"\"\"Tables of tests over dimensions that do not depend on each other:
+"""
+
+LEFT = "/dev/shm/farandole-planted"
+ASAN = (
+    "cmake --preset asan-module >/dev/null; cmake --build --preset asan-module;"
+    " rm -rf build/asan-package; mkdir build/asan-package; cp -r python/farandole build/asan-package/;"
+    " rm build/asan-package/farandole/_core*.so; cp build/asan-module/_core*.so build/asan-package/farandole/;"
+    " PYTHONPATH=build/asan-package LD_PRELOAD=$(g++ -print-file-name=libasan.so)"
+    " ASAN_OPTIONS=detect_leaks=0 python -m farandole bench all_reduce -np 2 --sizes 1K --iterations 1"
+)
+
+TESTS = [
+    Guard("warnings of the compiler", BUILD, {"csrc/base/reduce_op.cpp": append("\nstatic int planted() { return 1; }\n")}, "error: .*planted"),
+    Guard(
+        "ctest", BUILD + "; ctest --test-dir build/checks -R farandole_tests --output-on-failure",
+        {"tests/cpp/test_clock_log.cpp": append("\nTEST(planted) { CHECK_EQUAL(1, 2); }\n")}, "FAILED: planted",
+    ),
+    Guard("pytest", PYTEST + "tests/unit/test_planted.py", {"tests/unit/test_planted.py": new("def test_planted():\n    assert 1 == 2\n")}, "1 failed"),
+    Guard(
+        "pytest: warnings", PYTEST + "tests/unit/test_planted.py",
+        {"tests/unit/test_planted.py": new("import warnings\n\n\ndef test_planted():\n    warnings.warn('planted')\n")}, "UserWarning: planted",
+    ),
+    Guard("pytest: no test", PYTEST + "tests/unit/test_planted.py", {"tests/unit/test_planted.py": new("")}, "no tests ran"),
+    Guard(
+        "pytest: memory that is left", f"trap 'rm -f {LEFT}' EXIT; {PYTEST} tests/unit/test_planted.py",
+        {"tests/unit/test_planted.py": new(f"def leaves():\n    open('{LEFT}', 'w').close()\n\n\ndef test_planted(spawn):\n    spawn(1).run(leaves)\n")},
+        f"assert .*{LEFT}",
+    ),
+    Guard(
+        "make sanitize-module", ASAN,
+        {"csrc/bindings/module.cpp": replace("  bind_errors(module);", "  { volatile int* freed = new int(1); delete freed; *freed = 2; }\n  bind_errors(module);")},
+        "heap-use-after-free", slow=True,
+    ),
+    Guard(
+        "make additions", "python tests/additions/run.py error",
+        {"tests/additions/error/check_error.py": append("\n\ndef test_planted() -> None:\n    assert 1 == 2\n")}, "test_planted", slow=True,
+    ),
+    Guard("make mutants", "python tests/mutations/run.py planted", {"tests/mutations/planted.patch": new(FORGOTTEN)}, "planted: NOT CAUGHT", slow=True),
+    Guard(
+        "faults that no longer apply", PYTEST + "tests/unit/test_mutations.py",
+        {"tests/mutations/planted.patch": new(FORGOTTEN.replace("-\"\"\"Tables", "-\"\"\"Chairs"))}, "no longer apply: planted.patch",
+    ),
+]  # fmt: skip
+
+# ---- make site ----
+
+SITE = "NO_MKDOCS_2_WARNING=1 COLUMNS=88 python -W ignore -m mkdocs build --strict"
+
+PAGES = [
+    Guard("site: links", SITE, {"docs/start.md": append("\n[planted](nowhere.md)\n")}, "nowhere.md"),
+    Guard("site: anchors", SITE, {"docs/start.md": append("\n[planted](errors.md#nowhere)\n")}, "nowhere"),
+    Guard("site: links to files", SITE, {"docs/start.md": append("\n[planted](../nowhere.py)\n")}, "nowhere.py, which is not there"),
+    Guard("site: names", SITE, {"docs/reference/ray.md": replace("`RanksFailed`", "It")}, "RanksFailed is on no page"),
+    Guard(
+        "site: docstrings", SITE,
+        {"python/farandole/parameter_server/_snapshots.py": replace('        """The file of one', '        _ = """The file of one')},
+        "Snapshots.path has no docstring",
+    ),
+]  # fmt: skip
+
+# ---- tests/test_layers.py ----
+
+
+def layers(test: str) -> str:
+    return f"{PYTEST} tests/test_layers.py -k {test}"
+
+
+PLANTED = "python/farandole/common/planted"
+STRUCT = "#pragma once\n\nnamespace farandole {\n\nstruct Planted {\n  int x;\n};\n\n}  // namespace farandole\n"
+DOWNWARDS = layers("test_includes_go_downwards")
+IMPORTS = layers("test_imports_go_downwards")
+
+LAYERS = [
+    Guard("layers: includes", DOWNWARDS, {"csrc/base/planted.h": new('#include "engine/engine.h"\n')}, "base includes engine/engine.h"),
+    Guard("layers: includes of what is not there", DOWNWARDS, {"csrc/engine/planted.h": new('#include "base/nowhere.h"\n')}, "does not exist"),
+    Guard("layers: headers of frameworks", DOWNWARDS, {"csrc/base/planted.h": new("#include <torch/torch.h>\n")}, "torch/torch.h"),
+    Guard("layers: pybind11", DOWNWARDS, {"csrc/base/planted.h": new("#include <pybind11/pybind11.h>\n")}, "base includes pybind11"),
+    Guard("layers: folders", DOWNWARDS, {"csrc/planted/planted.h": new("#pragma once\n")}, "planted is not in the table"),
+    Guard(
+        "layers: circles of folders", layers("test_the_table_has_no_circle"),
+        {"tests/test_layers.py": replace('"transport": set(),', '"transport": {"control"},')}, "a circle among",
+    ),
+    Guard("layers: guests", IMPORTS, {PLANTED + ".py": new("import torch\n")}, "imports torch"),
+    Guard("layers: private modules", IMPORTS, {"python/farandole/_planted.py": new("from farandole import data\n")}, "imports farandole"),
+    Guard("layers: relative imports", IMPORTS, {PLANTED + ".py": new("from . import exceptions\n")}, "a relative import"),
+    Guard("layers: the launcher", IMPORTS, {"python/farandole/_launch/planted.py": new("from farandole import _core\n")}, "starts without the native core"),
+    Guard(
+        "layers: imports", layers("test_python_imports_lower_layers"),
+        {"python/farandole/_words.py": append("\nfrom farandole import _world  # noqa\n")}, "_words imports _world",
+    ),
+    Guard(
+        "layers: the table of Python", layers("test_the_table_of_python_is_of_today"),
+        {"tests/test_layers.py": replace('"_core _datagrams', '"_core _nowhere _datagrams')}, "_nowhere",
+    ),
+    Guard(
+        "layers: circles of modules", layers("test_no_two_modules_import_each_other"),
+        {PLANTED + "_a.py": new("from farandole.common import planted_b\n"), PLANTED + "_b.py": new("from farandole.common import planted_a\n")},
+        "planted_a",
+    ),
+    Guard("layers: names of frameworks", layers("test_the_engine_knows_no_framework"), {"python/farandole/_planted.py": new('X = "torch"\n')}, "_planted.py"),
+    Guard(
+        "layers: numpy alone", layers("test_importing_the_package_needs_numpy_alone"),
+        {"python/farandole/__init__.py": append("\nimport matplotlib  # noqa\n")}, "matplotlib",
+    ),
+    Guard(
+        "layers: names of types", layers("test_a_type_has_its_name_for_itself"),
+        {"csrc/base/planted.h": new(STRUCT), "csrc/engine/planted.h": new(STRUCT)}, "Planted",
+    ),
+]  # fmt: skip
+
+# ---- .pre-commit-config.yaml: a hook fails if its command does, or if it changes a file ----
+
+
+def hook(entry: str, file: str) -> str:
+    return f"before=$(sha1sum {file}); {entry} {file}; [[ $before == $(sha1sum {file}) ]] || {{ echo changed; exit 1; }}"
+
+
+HOOKS = [
+    Guard("hook: ruff-check", hook("ruff check --no-cache --force-exclude --fix", "python/planted.py"), {"python/planted.py": new("import os\n")}, "changed"),
+    Guard("hook: ruff-format", hook("ruff format --force-exclude", "python/planted.py"), {"python/planted.py": new("x  = 1\n")}, "changed"),
+    Guard("hook: clang-format", hook("clang-format -i", "csrc/base/planted.h"), {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "changed"),
+    Guard("hook: codespell", hook("codespell", "docs/planted.md"), {"docs/planted.md": new("This is teh fault.\n")}, "teh ==> the"),
+]  # fmt: skip
+
+# ---- .ci/run and .ci/wheel ----
+
+RUN = "set +e; mkdir -p build/ci; . .ci/parts.sh; "
+REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="0"/></testsuites>'
+
+# Where the environment of the tests is no bare one, the fault is there without a file.
+SMOKE = "PYTHONPATH=.ci:python python .ci/smoke.py "
+
+CI = [
+    Guard("a part that fails", RUN + "part bash planted.sh; summary build/report.xml", {"planted.sh": new("exit 3\n"), "build/report.xml": new(REPORT.format(2, 0))}, "FAILED: bash planted.sh"),
+    Guard("a report with failures", RUN + "summary build/report.xml", {"build/report.xml": new(REPORT.format(2, 1))}, "1 passed, 1 failed"),
+    Guard("a report without tests", RUN + "summary build/report.xml", {"build/report.xml": new(REPORT.format(0, 0))}, "0 passed, 0 failed"),
+    Guard("no report", RUN + "summary build/report.xml", {}, "pytest left no report"),
+    Guard(
+        "an old Python", "PYTHON='bash ./planted' make --no-print-directory .venv/stamps/venv",
+        {"planted": new('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9); exec(\'\'\'$2\'\'\')"\n')},
+        "Python 3.10 or later is needed",
+    ),
+    Guard("smoke: kernels", SMOKE + "--no-kernels", {}, "kernels for devices are there: True"),
+    Guard("smoke: other packages", SMOKE, {}, "more than numpy is installed"),
+    Guard("size of a wheel", "bash .ci/size 1000 build/farandole-1.whl", {"build/farandole-1.whl": new("x" * 1001)}, "1001 bytes of at most 1000"),
+]  # fmt: skip
+
+GUARDS: list[Guard] = [*LINT, *TESTS, *PAGES, *LAYERS, *HOOKS, *CI]
