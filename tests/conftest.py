@@ -17,6 +17,7 @@ from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import draws
 import farandole
 import grid
 import harness
@@ -206,35 +207,28 @@ def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None
 # ---- which tests run, and beside which ----
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--odds", action="store_true", help="print how often rows of each table run")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     by_name = config.option.keyword or any("::" in word for word in config.args)
     if not grid.full() and not by_name:
-        left_out = _not_drawn(items)
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+        made = draws.draw(items)
+        rare = [table.name for table in made.tables() if table.odds < draws.LEAST]
+        if rare:
+            raise pytest.UsageError(f"rows of these run in less than 1 of 8 runs: {rare}")
+        if config.option.odds:
+            for table in sorted(made.tables(), key=lambda table: table.odds):
+                print(f"{table.odds:.3f} {table.rows:4d} rows  {table.name}")
+        config.hook.pytest_deselected(items=[item for item in items if item in made.left_out])
+        items[:] = [item for item in items if item not in made.left_out]
     # Cases that share one set of ranks (rank_cases.py) belong to one worker.
     for item in items:
         if isinstance(item, pytest.Function) and "run_case" in item.fixturenames:
             ranks = item.callspec.params["ranks"]
             group = f"{item.module.__name__}.{item.originalname}[{ranks}]"
             item.add_marker(pytest.mark.xdist_group(group))
-
-
-def _not_drawn(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each table marked ``drawn(n)`` all rows but one in n (rounded up), by the run's seed. What
-    a row's own mark has left of its table are the rows of the function's."""
-    left_out: set[pytest.Item] = set()
-    for which in (1, 0):  # pytest gives a function's mark first, then that of the row
-        tables: dict[tuple[str, int], list[pytest.Item]] = {}
-        for item in items:
-            marks = list(item.iter_markers("drawn"))
-            if which >= len(marks) or item in left_out:
-                continue
-            of = marks[which].kwargs.get("of", getattr(item, "originalname", item.name))
-            tables.setdefault((f"{item.path}::{of}", marks[which].args[0]), []).append(item)
-        for (name, one_in), rows in tables.items():
-            left_out.update(set(rows) - set(grid.drawn(name, rows, one_in)))
-    return left_out
 
 
 def pytest_report_header() -> str:

@@ -22,7 +22,7 @@ from harness import World, launch
 Spawn = Callable[..., World]
 AS_USERS_DO = {"02_horovod_script.py", "03_ddp.py", "10_horovod_keras.py", "12_jax_optax.py"}
 # Of what is left of each one's own rows.
-takes_long = pytest.mark.drawn(3, of="examples that take long")
+takes_long = pytest.mark.drawn(2, of="examples that take long")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -282,7 +282,7 @@ class Server:
             return numbers, np.array(self._pushes, np.int64)
 
     def _flush(self, pushes: np.ndarray) -> None:
-        """Waits until so many pushes of each worker are applied; of one that has left, what came."""
+        """Waits until so many pushes of each worker that has not left are applied."""
         with self._changed:
             self._wait_until(
                 lambda: all(

@@ -304,8 +304,9 @@ class Worker:
         worker gets more of them. All workers call it, in the same order, with the same total.
 
         If a worker dies, its step is given to another one; so a step is done at least once. The
-        iterator ends when all steps are done and every server has applied them. A worker that waits for the last ones is waited for
-        by nobody. After a restart from a snapshot, those that were done are left out.
+        iterator ends when all steps are done and every server has applied them. Nobody waits for
+        a worker that waits for the last ones. After a restart from a snapshot, those that were
+        done are left out.
 
         Raises:
             InvalidArgument: a negative total, or another one than other workers gave.
