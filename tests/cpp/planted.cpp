@@ -2,19 +2,17 @@
 
 #include <cstdio>
 #include <limits>
-#include <memory>
 #include <thread>
+#include <vector>
 
 namespace {
 
 // Volatile, so that no compiler sees the faults before they happen.
 volatile int one = 1;
 
-void use_after_free() {
-  auto owner = std::make_unique<int>(one);
-  volatile int* const freed = owner.get();
-  owner.reset();
-  std::printf("%d\n", *freed);
+void read_past_the_end() {
+  const std::vector<int> numbers(1);
+  std::printf("%d\n", numbers.data()[one]);
 }
 
 void overflow() { std::printf("%d\n", std::numeric_limits<int>::max() + one); }
@@ -30,8 +28,8 @@ void race() {
 }  // namespace
 
 bool testing::plant(std::string_view fault) {
-  if (fault == "use_after_free") {
-    use_after_free();
+  if (fault == "read_past_the_end") {
+    read_past_the_end();
   } else if (fault == "overflow") {
     overflow();
   } else if (fault == "race") {

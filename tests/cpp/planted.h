@@ -6,7 +6,7 @@
 
 namespace testing {
 
-/// Does what the name says: use_after_free, overflow or race. False if there is no such fault.
+/// Does what the name says: read_past_the_end, overflow or race. False if there is no such fault.
 bool plant(std::string_view fault);
 
 }  // namespace testing
