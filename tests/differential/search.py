@@ -1,0 +1,193 @@
+"""Looks for programs that farandole trains wrongly: draws, trains alone and on ranks, compares.
+
+    search.py --seconds 90             every front in turn, by a seed that is printed
+    search.py --fronts torch.hook …    these
+    search.py --program "front=torch.hook model=tied touch=data" [--ranks 2]
+
+A program on ranks must give what the same program gives in one process with the framework alone, on
+every rank the same bits; or all ranks refuse it by one sentence. All else is a failure, which is
+shrunk to the fewest columns and ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import programs
+from fronts import FRONTS, begin, train
+from harness import Ended, Nursery, Outcome, World
+from programs import Front, Program
+
+LIMIT = 60.0  # seconds of one program on all ranks: what takes longer hangs
+MOST_REFUSED = 0.05  # of all draws
+
+
+class Fault(Exception):
+    """A program that is neither right nor refused by one sentence."""
+
+
+class Refused(Exception):
+    """All ranks said the same sentence."""
+
+
+class Runner:
+    """Trains programs on ranks that stay, forked from a process that has imported the framework."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or {})
+        self._nurseries: dict[str, Nursery] = {}
+        self._worlds: dict[tuple[str, int], World] = {}
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+        for nursery in self._nurseries.values():
+            nursery.close()
+
+    def check(self, program: Program, size: int) -> None:
+        """Raises Fault or Refused."""
+        [alone] = self._outcomes(program, 0)
+        if alone.error is not None:
+            raise Refused(f"by the framework: {alone.text.splitlines()[:1]}")
+        outcomes = self._outcomes(program, size)
+        errors = {outcome.error for outcome in outcomes}
+        if errors != {None}:
+            self._leave(program.front, size)
+            self._judge_refusal(outcomes)
+        results = [outcome.value for outcome in outcomes]
+        tolerance = programs.TOLERANCE.get(dict(program.values).get("precision", ""), 1e-3)
+        for result in results:
+            if wrong := programs.difference(alone.value, result, tolerance):
+                raise Fault(wrong)
+        if wrong := programs.same_bits(results):
+            raise Fault(wrong)
+
+    def _judge_refusal(self, outcomes: list[Outcome]) -> None:
+        said = {(outcome.text.splitlines() or [""])[0] for outcome in outcomes}
+        ours = all("Error" in outcome.bases and outcome.error for outcome in outcomes)
+        if len(said) == 1 and ours:
+            raise Refused(said.pop())
+        told = [f"rank {r}: {o.error}: {o.text[:300]}" for r, o in enumerate(outcomes)]
+        raise Fault("not refused by one sentence\n  " + "\n  ".join(told))
+
+    def _outcomes(self, program: Program, size: int) -> list[Outcome]:
+        """Of 0 ranks: alone, without farandole."""
+        world = self._world(program.front, size)
+        world.start(train, program, size > 0)
+        try:
+            return world.outcomes(timeout=LIMIT)
+        except (TimeoutError, Ended) as error:
+            self._leave(program.front, size)
+            raise Fault(f"{type(error).__name__}: {str(error)[:3000]}") from error
+
+    def _world(self, front: str, size: int) -> World:
+        framework = FRONTS[front].framework
+        key = (front, size)
+        if key not in self._worlds:
+            if framework not in self._nurseries:
+                self._nurseries[framework] = Nursery([HERE], framework, **self._environment)
+            self._worlds[key] = World(max(size, 1), self._nurseries[framework])
+            if size:
+                self._worlds[key].run(begin, front)
+        return self._worlds[key]
+
+    def _leave(self, front: str, size: int) -> None:
+        if world := self._worlds.pop((front, size), None):
+            world.close()
+
+
+class Search:
+    def __init__(self, runner: Runner, fronts: Mapping[str, Front], seed: int) -> None:
+        self.runner = runner
+        self.fronts = fronts
+        self.dice = random.Random(seed)
+        self.drawn: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.sentences: Counter[str] = Counter()
+
+    def run(self, seconds: float, sizes: tuple[int, ...] = (2, 3, 1)) -> None:
+        """Fronts in turn, until time is up; raises Fault with the smallest program that fails."""
+        end = time.monotonic() + seconds
+        while True:
+            for name, front in self.fronts.items():
+                if time.monotonic() > end:
+                    return
+                program = programs.draw(name, front, self.dice)
+                self.one(program, self.dice.choice(sizes))
+
+    def one(self, program: Program, size: int) -> None:
+        rows = [program.front, *(f"{program.front} {c}={v}" for c, v in program.values)]
+        self.drawn.update(rows)
+        try:
+            self.runner.check(program, size)
+        except Refused as refusal:
+            self.refused.update(rows)
+            self.sentences[str(refusal)] += 1
+        except Fault as fault:
+            small = programs.shrunk(program, self.fronts[program.front], self.fails(size))
+            raise Fault(
+                f"{fault}\n  drawn: {program}\n  shrunk: {small} (on {size} ranks)"
+            ) from fault
+
+    def fails(self, size: int) -> Callable[[Program], bool]:
+        def check(program: Program) -> bool:
+            try:
+                self.runner.check(program, size)
+            except Fault:
+                return True
+            except Refused:
+                pass
+            return False
+
+        return check
+
+    def report(self) -> str:
+        total = sum(self.drawn[name] for name in self.fronts)
+        refused = sum(self.refused[name] for name in self.fronts)
+        lines = [f"{total} programs, {refused} refused ({refused / max(total, 1):.1%})"]
+        lines += [
+            f"  {n} of {self.drawn[row]} refused: {row}" for row, n in self.refused.most_common(12)
+        ]
+        lines += [f"  {n} times: {sentence}" for sentence, n in self.sentences.most_common(12)]
+        return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--fronts", nargs="*", default=list(FRONTS))
+    parser.add_argument("--program", help="one, as a run has printed it")
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    fronts = {name: FRONTS[name] for name in options.fronts}
+    runner = Runner(
+        {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    )
+    search = Search(runner, fronts, options.seed)
+    try:
+        if options.program:
+            search.fronts = FRONTS
+            search.one(programs.read(options.program, FRONTS), options.ranks)
+        else:
+            print(f"--seed {options.seed}, fronts {' '.join(fronts)}", flush=True)
+            search.run(options.seconds)
+    except Fault as fault:
+        print(search.report())
+        raise SystemExit(f"wrong: {fault}") from None
+    finally:
+        runner.close()
+    print(search.report())
+
+
+if __name__ == "__main__":
+    main()
