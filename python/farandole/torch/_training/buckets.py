@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,32 @@ class Place(NamedTuple):
 
     bucket: int
     offset: int  # bytes
+
+
+# Note [Who has a view of a bucket]
+#
+# A program may replace what a tensor refers to: p.grad.data = ..., p.grad.set_(), and model.half(),
+# which does the former to every gradient that stands. So no program ever gets a view that is used
+# here again: it gets an alias, a new tensor for every pass. share_memory() replaces the memory
+# of the storage itself, under all of its views; whole() and standing() notice that by its address.
+
+
+class Bytes:
+    """The memory of buckets as tensors of bytes."""
+
+    def __init__(self) -> None:
+        self._wholes: dict[int, tuple[torch.Tensor, int]] = {}  # by bucket, with the address
+
+    def whole(self, bucket: int, memory: Callable[[int], _core.SharedMemory]) -> torch.Tensor:
+        """The bucket's bytes. The tensor holds the memory object, which holds the memory."""
+        if bucket not in self._wholes:
+            made = torch.frombuffer(memory(bucket), dtype=torch.uint8)
+            self._wholes[bucket] = made, made.data_ptr()
+        return self._wholes[bucket][0]
+
+    def standing(self) -> bool:
+        """Whether all of them still refer to their bucket."""
+        return all(whole.data_ptr() == address for whole, address in self._wholes.values())
 
 
 class Buckets:
@@ -32,13 +58,14 @@ class Buckets:
     ) -> None:
         self._reducer, self._parameters, self._dtypes = reducer, parameters, dtypes
         self._places: list[Place] = []
-        self._bytes_of: dict[int, torch.Tensor] = {}  # by bucket
+        self._bytes = Bytes()
         self._views: list[torch.Tensor | None] = []
+        self.addresses = [0] * len(parameters)  # of views that were made
 
     def forget(self) -> None:
         """Before they move. Views that users see keep their memory."""
         self._views.clear()
-        self._bytes_of.clear()
+        self._bytes = Bytes()
 
     def learn(self, needed: Iterable[int]) -> None:
         """Where they are now. The views of `needed` are made at once: not in the middle of a step;
@@ -49,20 +76,24 @@ class Buckets:
         for i in needed:
             self.view(i)
 
+    def standing(self) -> bool:
+        """Whether the views still refer to the buckets."""
+        return self._bytes.standing()
+
     def view(self, i: int) -> torch.Tensor:
+        """The gradient's place. No program gets it: see Note [Who has a view of a bucket]."""
         view = self._views[i]
         if view is None:
             bucket, offset = self._places[i]
-            if bucket not in self._bytes_of:
-                self._bytes_of[bucket] = bytes_of(self._reducer.memory(bucket))
-            view = view_of(self._bytes_of[bucket][offset:], self._parameters[i], self._dtypes[i])
+            whole = self._bytes.whole(bucket, self._reducer.memory)
+            view = view_of(whole[offset:], self._parameters[i], self._dtypes[i])
             self._views[i] = view
+            self.addresses[i] = view.data_ptr()
         return view
 
-
-def bytes_of(memory: _core.SharedMemory) -> torch.Tensor:
-    """It holds the memory object, which holds the memory."""
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    def alias(self, i: int) -> torch.Tensor:
+        """A new tensor over the gradient's place, for the program."""
+        return self.view(i).detach()
 
 
 def view_of(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

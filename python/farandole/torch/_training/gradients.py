@@ -55,7 +55,8 @@ class Gradients:
         self._buckets = Buckets(reducer, self._parameters, self._dtypes)
         self.learn_places()
         self._marked = bytearray(len(named))  # in this pass
-        self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
+        self._lent: dict[int, torch.Tensor] = {}  # reduced where autograd left them, in this pass
+        self._taken = [0] * len(named)  # by parameter: address of what take() has shown
         self._becoming: dict[int, int] = {}  # what this step found to be sparse
         self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
         self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -86,7 +87,11 @@ class Gradients:
             self.forget_places()
             self._reducer.take_better_plan()
             self.learn_places()
+        elif not self._buckets.standing():
+            self.learn_places()
         self._marked = bytearray(len(self._marked))
+        self._lent.clear()
+        self._taken = [0] * len(self._taken)
         self._on_devices.forget()
 
     def missing(self) -> list[int]:
@@ -95,9 +100,11 @@ class Gradients:
         return [i for i, (marked, p) in rows if not marked and p.grad is not None]
 
     def take(self, i: int) -> None:
+        """Hands the gradient in, if there is one: a hook of the program may have cleared it."""
         p = self._parameters[i]
         grad = p.grad
-        assert grad is not None
+        if grad is None:
+            return
         if grad.requires_grad:
             raise part_of_a_graph(self._names[i])
         if grad.shape != self._shapes[i]:
@@ -124,19 +131,24 @@ class Gradients:
             self._mark_ready(i, view.data_ptr(), dims)
             return
         alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
-        self._lie[i] = alike and self._alone[i] and (dims == 0 or self._sparse_as_dense)
-        if self._lie[i]:
+        pointer = grad.data_ptr()
+        if alike and self._alone[i] and (dims == 0 or self._sparse_as_dense):
             p.grad = grad  # where a sparse one became dense
-            self._reducer.lend(i, grad.data_ptr(), grad, dims)
+            self._reducer.lend(i, pointer, grad, dims)
+            self._lent[i] = grad.detach()
+            self._taken[i] = pointer
             self._marked[i] = 1
             return
-        view = self._buckets.view(i)
+        alias = self._buckets.alias(i)
+        address = self._buckets.addresses[i]
         if not alike:
             if grad.dtype != self._dtypes[i]:
                 raise _changed(self._names[i], "dtype", grad.dtype, self._dtypes[i])
-            view.copy_(grad)
-        self._mark_ready(i, grad.data_ptr() if alike else view.data_ptr(), dims)
-        p.grad = view
+            alias.copy_(grad.clone() if pointer == address else grad)
+            pointer = address
+        self._mark_ready(i, pointer, dims)
+        self._taken[i] = address
+        p.grad = alias
 
     def _bring(self, i: int, grad: torch.Tensor, dims: int) -> None:
         """From a device. Where gradients are compressed users see their own until the end."""
@@ -180,7 +192,7 @@ class Gradients:
                 self._reducer.abandon()
 
     def drop(self) -> None:
-        self._lie = bytearray(len(self._lie))
+        self._lent.clear()
         self._on_devices.forget()
         for p in self._parameters:
             p.grad = None
@@ -199,6 +211,7 @@ class Gradients:
         self._on_devices.take_back(used)
         for i in used:
             self._show(i)
+        self._lent.clear()
         self._sparse.drain()  # of what no rank used
         return unused
 
@@ -212,19 +225,20 @@ class Gradients:
             if self._compression is not None:
                 wire = self._compression.decompress(wire, self._contexts[i])
             p.grad = wire
-        elif not self._lie[i]:
-            p.grad = self._buckets.view(i)
-        self._lie[i] = False
-        assert p.grad is not None
-        self._shown[i] = p.grad.data_ptr()
+        elif p.grad is None or p.grad.data_ptr() != self._taken[i]:
+            # This rank had none, or a hook has replaced it since.
+            p.grad = self._lent[i] if i in self._lent else self._buckets.alias(i)
+        grad = p.grad
+        assert grad is not None
+        self._shown[i] = grad.data_ptr()
         dims = self._reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
         if dims > 0:
-            self._show_sparse(i, p.grad.to_sparse(dims))
+            self._show_sparse(i, grad.to_sparse(dims))
 
     def _reduced(self, i: int) -> torch.Tensor:
         """As it was sent, where the parameter lies."""
         if not self._there[i]:
-            return self._buckets.view(i)
+            return self._buckets.alias(i)
         there = self._on_devices.taken(i)
         if there is None:  # this rank had no gradient
             there = _devices.copied_to(self._parameters[i], self._buckets.view(i))

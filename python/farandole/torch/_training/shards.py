@@ -20,7 +20,7 @@ from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
-from farandole.torch._training.buckets import Place, bytes_of, view_of
+from farandole.torch._training.buckets import Bytes, Place, view_of
 from farandole.torch._training.device_shards import DeviceShards, changed_since, moved_away
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
@@ -79,12 +79,10 @@ class Shards(Hooked):
             limits.first_bucket_bytes,
         )
         self.places = [Place(*place) for place in self.update.places]
-        buckets = range(len(self.update.buckets))
-        self._gradients = [bytes_of(self.update.gradients(b)) for b in buckets]
-        values = [bytes_of(self.update.values(b)) for b in buckets]
-        self._views = self.views(self._gradients)
-        self._addresses = [view.data_ptr() for view in self._views]
+        self._map_gradients()
         self._strides = [view.stride() for view in self._views]
+        mapped = Bytes()
+        values = [mapped.whole(b, self.update.values) for b in range(len(self.update.buckets))]
         self._there = DeviceShards(self.update, named)
         self._homes = []
         for i, (p, home) in enumerate(zip(self.parameters, self.views(values), strict=True)):
@@ -92,12 +90,21 @@ class Shards(Hooked):
                 home.copy_(p.detach())
                 p.data = home
             self._homes.append(p.data_ptr())
-        self._versions = [memory._version for memory in self._gradients]
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
         watch_weights(self.update, weights)
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
+
+    def _map_gradients(self) -> None:
+        """Makes the views of the buckets. No program gets one: see Note [Who has a view of a
+        bucket]."""
+        self._mapped = Bytes()
+        buckets = range(len(self.update.buckets))
+        self._gradients = [self._mapped.whole(b, self.update.gradients) for b in buckets]
+        self._views = self.views(self._gradients)
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._versions = [memory._version for memory in self._gradients]
 
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """By parameter: its place in the buckets' bytes, in its shape."""
@@ -135,6 +142,8 @@ class Shards(Hooked):
         present = self.present_pass()
         if present is None:
             self.silence.over = True
+            if not self._mapped.standing():
+                self._map_gradients()
             ends = not has_no_end(graph)
             if ends or graph != self._endless:
                 self._passes += 1
@@ -174,10 +183,12 @@ class Shards(Hooked):
             self.update.abandon()
 
     def _take(self, i: int) -> None:
-        """Moves a gradient to its bucket, unless it is there already."""
+        """Moves a gradient to its bucket, unless it is there already, or a hook of the program has
+        cleared it."""
         p = self.parameters[i]
         grad = p.grad
-        assert grad is not None
+        if grad is None:
+            return
         if grad.requires_grad:
             raise part_of_a_graph(self.names[i])
         if grad.is_sparse:
@@ -199,7 +210,7 @@ class Shards(Hooked):
                 view.copy_(grad)
             else:
                 self.update.take(i, address)
-            p.grad = view
+            p.grad = view.detach()
         bucket = self.places[i].bucket
         self._versions[bucket] = self._gradients[bucket]._version
 
@@ -267,6 +278,8 @@ class Shards(Hooked):
         for memory, version in zip(self._gradients, self._versions, strict=True):
             if memory._version != version:
                 raise changed_since()
+        if not self._mapped.standing():
+            self._map_gradients()
         present = bytearray(len(self.parameters))
         for i, p in enumerate(self.parameters):
             if p.data_ptr() != self._homes[i]:

@@ -1,0 +1,185 @@
+"""Programs that replace what p.grad refers to train as they do in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from rank_cases import make_tests, on_ranks
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import farandole.torch as hvd
+
+STEPS = 4
+Change = Callable[[nn.Module], object]
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def assign_data(model: nn.Module) -> None:
+    for g in gradients(model):
+        g.data = g.data * 0.5
+
+
+def assign_gradients(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.grad = None if p.grad is None else p.grad * 0.5
+
+
+def set_storage(model: nn.Module) -> None:
+    for g in gradients(model):
+        g.set_(g * 0.5)
+
+
+def transpose_twice(model: nn.Module) -> None:
+    """The tensor keeps its address; only its strides change."""
+    for g in gradients(model):
+        g.t_()
+        g.data = g.t().contiguous()
+
+
+def share_gradients(model: nn.Module) -> None:
+    for g in gradients(model):
+        g.share_memory_()
+
+
+# Linear, so that they do to each rank's own gradient what they do to the mean; not in place.
+LOCAL: dict[str, Change] = {
+    "p.grad.data = ...": assign_data,
+    "p.grad = ...": assign_gradients,
+    "p.grad.share_memory_()": share_gradients,
+}
+
+
+def clamp_data(model: nn.Module) -> None:
+    for g in gradients(model):
+        g.data = g.data.clamp(-0.01, 0.01)
+
+
+CHANGES: dict[str, Change] = LOCAL | {
+    "p.grad.set_()": set_storage,
+    "p.grad.t_()": transpose_twice,
+    "clamp": clamp_data,
+    "half and back": lambda model: model.half().float(),
+    "double and back": lambda model: model.double().float(),
+    "share_memory": lambda model: model.share_memory(),
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(hvd.size(), 2, 3, generator=torch.Generator().manual_seed(step))
+
+
+def train(model: nn.Module, optimizer: Any, change: Change, when: range, part: Any) -> None:
+    """Two passes a step, so that gradients also stand before a backward."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for i in range(2):
+            model(batch(2 * step + i)[part]).square().mean().backward()
+            if i == 0 and step in when:
+                with torch.no_grad():
+                    assign_data(model)  # before they are reduced; linear
+        if step in when:
+            change(model)
+        optimizer.step()
+
+
+def check(change: Change, when: range, **options: Any) -> None:
+    model, whole = net(), net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        backward_passes_per_step=2,
+        **options,
+    )
+    train(model, optimizer, change, when, hvd.rank())
+    train(whole, torch.optim.SGD(whole.parameters(), lr=0.1), change, when, slice(None))
+    tolerance = 1e-2 if "compression" in options else 1e-6
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=tolerance)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"groups": 1}, {"in_place_bytes": 0}, {"compression": hvd.Compression.fp16},
+]  # fmt: skip
+
+
+@on_ranks(2, 3)
+def replaced_gradients_train_as_in_one_process() -> None:
+    for name, change in CHANGES.items():
+        for options in OPTIONS:
+            when = range(1, 2) if options else range(STEPS)
+            try:
+                check(change, when, **options)
+            except AssertionError as error:
+                raise AssertionError(f"{name} in steps {when} with {options}") from error
+
+
+@on_ranks(2, 3)
+def replaced_gradients_of_a_sharded_update_train_as_in_one_process() -> None:
+    for change in LOCAL.values():
+        for when in (range(STEPS), range(1, 2)):
+            check(change, when, sharded_update=True)
+
+
+def fit(model: nn.Module, change: Change, **options: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    whole = torch.cat([batch(step).flatten(0, 1) for step in range(STEPS)])
+    loader = DataLoader(TensorDataset(whole), batch_size=len(whole) // STEPS)
+    batches: Any = hvd.GlobalBatch(loader, model, optimizer, **options) if options else loader
+    for (x,) in batches:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        (batches.scale_loss(loss) if options else loss).backward()
+        change(model)
+        optimizer.step()
+
+
+@on_ranks(2)
+def replaced_gradients_of_a_global_batch_train_as_in_one_process() -> None:
+    for change in CHANGES.values():
+        model, whole = net(), net()
+        fit(whole, change)
+        fit(model, change, micro_batch_size=2)
+        for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+@on_ranks(2)
+def a_hook_may_clear_a_gradient() -> None:
+    """Of one parameter, on all ranks, on one, and of all parameters."""
+    for cleared in (["0.weight"], ["0.weight", "0.bias", "2.weight", "2.bias"]):
+        for sharded in (False, True):
+            model, whole = net(), net()
+            for each in (model, whole):
+                for name, p in each.named_parameters():
+                    if name in cleared:
+                        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), sharded_update=sharded
+            )
+            reference = torch.optim.SGD(whole.parameters(), lr=0.1)
+            for step in range(3):
+                model(batch(step)[hvd.rank()]).square().mean().backward()
+                whole(batch(step)).square().mean().backward()
+                for each in (optimizer, reference):
+                    each.step()
+                    each.zero_grad()
+            for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+                torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+test_on_ranks = make_tests(__name__, "torch")
