@@ -394,7 +394,7 @@ def training_under_compiled_autograd_is_the_same() -> None:
 
 
 @on_ranks(2)
-def clipping_what_compiled_autograd_left_unreduced_is_refused() -> None:
+def what_compiled_autograd_left_unreduced_is_clipped_and_not_changed_by_hand() -> None:
     model, whole = mlp(), mlp()
     optimizer = wrap(model)
     reference = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
@@ -407,7 +407,8 @@ def clipping_what_compiled_autograd_left_unreduced_is_refused() -> None:
     with compiled_autograd():
         backward(model, mine(batch(0)))
         if hvd.rank() == 0:
-            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            for p in model.parameters():
+                p.grad.clamp_(max=1e-3)
             with pytest.raises(fd.InvalidArgument, match=r"call\s+optimizer.synchronize\(\) after"):
                 optimizer.step()
         else:
@@ -415,11 +416,11 @@ def clipping_what_compiled_autograd_left_unreduced_is_refused() -> None:
                 optimizer.step()
         same_as(model, before)
         backward(model, mine(batch(0)))
-        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
     backward(whole, batch(0))
-    for on, by in (model, optimizer), (whole, reference):
-        nn.utils.clip_grad_norm_(on.parameters(), 1e-3)
-        by.step()
+    nn.utils.clip_grad_norm_(whole.parameters(), 1e-3)
+    reference.step()
     same_as(model, whole)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import torch
 
 from farandole._core import InvalidArgument
-from farandole.common._reduction import check_passes
+from farandole.common._process_set import global_process_set
+from farandole.common._reduction import Min, check_passes
 from farandole.torch import _devices
+from farandole.torch._operations import calls
+from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training import worlds
 from farandole.torch._training.hooked import Hooked, take_over
 from farandole.torch._training.parameters import Named
+from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weights import TensorWeights
 from farandole.torch._training.wrapped import WrappedOptimizer, become
@@ -56,6 +61,17 @@ class AdasumOptimizer(WrappedOptimizer):
                 p.copy_(old + self._compression.decompress(there, context))
         return result
 
+    def prepare_unscale(self) -> None:
+        """Ranks step with their own gradients, and a scaler skips where these overflow. What
+        overflows on one rank does so on all: they skip alike."""
+        if self._alone is not None:
+            self._alone.check()
+        gradients = [p.grad for _, p in self._named if p.grad is not None]
+        mine = all(bool(torch.isfinite(_values(g)).all()) for g in gradients)
+        if not _on_all_ranks(mine):
+            for g in gradients[:1]:
+                _values(g).fill_(math.inf)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Passes add up by themselves: as many as there are before a ``step()``."""
         check_passes(passes)
@@ -96,10 +112,22 @@ class AdasumOptimizer(WrappedOptimizer):
         self._weights = TensorWeights("Adasum", self._all)
 
 
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _on_all_ranks(mine: bool) -> bool:
+    """Collective."""
+    how = calls.How("finite gradients of Adasum", Min, 1.0, 1.0, global_process_set)
+    total: torch.Tensor = wait(calls.allreduce(torch.tensor(float(mine)), how, single=True))
+    return bool(total)
+
+
 def distribute(
     optimizer: torch.optim.Optimizer, named: Named, compression: type[Compressor]
 ) -> None:
     """`named`: the optimizer's parameters in registration order."""
+    watch_readers()
     for name, p in named:
         check_tensor(p, f"op=Adasum: '{name}'")
     apart = become(optimizer, AdasumOptimizer, named)

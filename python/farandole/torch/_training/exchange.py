@@ -22,7 +22,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from farandole import _core
+from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
@@ -130,6 +130,7 @@ class GradientExchange(Hooked):
         self.failures = 0  # of passes that reduced, of which the others know
         # step() must still reduce: since the last reduction a step or a zero_grad was seen.
         self._due = True
+        self._spent = False  # a step has used the gradients, and nothing was heard since
         self._dropped = False  # a pass failed, and nothing was done about it
         # By parameter, the stamp of a gradient whose backward had no end; and that backward.
         self._left: dict[int, tuple[int, int] | None] = {}
@@ -220,7 +221,7 @@ class GradientExchange(Hooked):
     def _begin(self, *, reducing: bool) -> None:
         self.check_alive()
         self._left.clear()
-        self._dropped = False
+        self._dropped = self._spent = False
         if reducing:
             self._gradients.begin()
         self.reducing = reducing
@@ -360,6 +361,20 @@ class GradientExchange(Hooked):
             self._begin(reducing=True)
         self._finish_pass()
 
+    def is_due(self) -> bool:
+        """The same on every rank, also where a rank has no gradient. Not in backward, and not
+        between a step and what follows it, where the gradients are those of the step."""
+        if self.open or graph_task() >= 0 or self.epoch != _world.epoch():
+            return False
+        if self._passes == 0 and not self._due and not self.reducing:
+            return False
+        return not self._spent or not any(
+            map(self._gradients.still_stands, range(len(self.parameters)))
+        )
+
+    def reduce_now(self) -> None:
+        self.synchronize()
+
     def awaits(self, p: torch.Tensor) -> bool:
         """Whether a gradient that this parameter gets now would still have to be reduced, where
         others are `reduced`."""
@@ -372,7 +387,7 @@ class GradientExchange(Hooked):
 
     @untraced
     def note_step(self) -> None:
-        self._standing, self._due = False, True
+        self._standing, self._due, self._spent = False, True, True
 
     @untraced
     def note_zero_grad(self) -> None:
@@ -383,6 +398,7 @@ class GradientExchange(Hooked):
             )
         self._passes = 0
         self._standing, self._due, self._dropped = False, True, False
+        self._spent = False
         self._left.clear()
 
     @contextmanager

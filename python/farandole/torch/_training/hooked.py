@@ -59,6 +59,14 @@ class Hooked:
     def on_gradient(self, i: int) -> None:
         raise NotImplementedError
 
+    def is_due(self) -> bool:
+        """Whether gradients may stand that are not reduced and should be before they are read
+        (readers.py)."""
+        return False
+
+    def reduce_now(self) -> None:
+        """Collective: reduces them, where they are due."""
+
     def hear(self) -> None:
         """Called once, when all ranks have agreed to it."""
         take_over(self.parameters)

@@ -310,6 +310,13 @@ class PartGradients(Hooked):
         self._before = {i: before.clone() for i, before in self._before.items()}
         return self._folding.result()
 
+    def is_due(self) -> bool:
+        """Of this rank's last part, where no backward has ended: its gradients are all None."""
+        return self._last and self._stands in (_Stands.COMPUTING, _Stands.COMPUTED)
+
+    def reduce_now(self) -> None:
+        self.finish()
+
     # What goes wrong.
 
     def _fail(self) -> None:

@@ -17,6 +17,7 @@ from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.hooked import Hooked, take_over
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.parts import PartGradients
+from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.wrapped import WrappedOptimizer, become, refuse_unmanaged
 
 
@@ -58,6 +59,11 @@ class ReducedOptimizer(WrappedOptimizer):
 
     def _hooked(self) -> Hooked | None:
         return self._exchange or self._alone
+
+    def prepare_unscale(self) -> None:
+        if self._parts is not None and self._parts.is_due():
+            self._parts.reduce_now()
+        super().prepare_unscale()
 
     def _in_parts(self) -> bool:
         return self._parts is not None
@@ -171,6 +177,7 @@ def distribute(
         named: the optimizer's parameters in registration order.
         options: those of GradientExchange.
     """
+    watch_readers()
     make, later = _Make(named, reduction, options), worlds.makes_later()
     exchange = None if later else make()
     distributed = become(optimizer, ReducedOptimizer, named)

@@ -56,6 +56,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Whether gradients are reduced when all parts of a batch have folded, and not before."""
         return False
 
+    def prepare_unscale(self) -> None:
+        """A GradScaler is about to read the gradients, and may skip the step: ranks must see the
+        same."""
+        hooked = self._hooked()
+        if hooked is not None and hooked.is_due():
+            hooked.reduce_now()
+
     def take_weighed_losses_only(self) -> None:
         """From now on a backward of another loss is an error, where there are other ranks."""
         self.weighed_only = True
