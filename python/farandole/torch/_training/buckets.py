@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from farandole import _core
+from farandole.torch._training.layouts import Strides
 
 
 class Place(NamedTuple):
@@ -48,6 +49,7 @@ class Buckets:
 
     Args:
         dtypes: what is sent of each parameter.
+        strides: how its gradient lies; the same on all ranks.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Buckets:
         reducer: _core.Reducer,
         parameters: Sequence[torch.Tensor],
         dtypes: Sequence[torch.dtype],
+        strides: Sequence[Strides],
     ) -> None:
         self._reducer, self._parameters, self._dtypes = reducer, parameters, dtypes
+        self._strides = strides
         self._places: list[Place] = []
         self._bytes = Bytes()
         self._views: list[torch.Tensor | None] = []
@@ -86,7 +90,8 @@ class Buckets:
         if view is None:
             bucket, offset = self._places[i]
             whole = self._bytes.whole(bucket, self._reducer.memory)
-            view = view_of(whole[offset:], self._parameters[i], self._dtypes[i])
+            memory, p = whole[offset:], self._parameters[i]
+            view = view_of(memory, p, self._dtypes[i], self._strides[i])
             self._views[i] = view
             self.addresses[i] = view.data_ptr()
         return view
@@ -96,18 +101,9 @@ class Buckets:
         return self.view(i).detach()
 
 
-def view_of(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The begin of `memory` as a gradient of the parameter."""
+def view_of(
+    memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype, strides: Strides
+) -> torch.Tensor:
+    """The begin of `memory` as a gradient of the parameter, with these strides."""
     flat = memory[: p.numel() * dtype.itemsize].view(dtype)
-    return torch.as_strided(flat, p.shape, dense_strides(p))
-
-
-def dense_strides(p: torch.Tensor) -> tuple[int, ...]:
-    """The parameter's strides if they leave no gaps, as autograd's gradients have them; else those
-    of a contiguous tensor of its shape."""
-    expected = 1
-    for stride, extent in sorted(zip(p.stride(), p.shape, strict=True)):
-        if extent != 1 and stride != expected:
-            return torch.empty(p.shape, device="meta").stride()
-        expected *= extent
-    return p.stride()
+    return torch.as_strided(flat, p.shape, strides)

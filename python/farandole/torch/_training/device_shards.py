@@ -10,7 +10,7 @@ import torch
 from farandole import _core
 from farandole._core import InvalidArgument
 from farandole.torch import _devices
-from farandole.torch._training.buckets import dense_strides
+from farandole.torch._training.layouts import Strides
 from farandole.torch._training.on_device import misplaced, several
 
 
@@ -20,15 +20,19 @@ class DeviceShards:
 
     Args:
         named: the parameters, in the update's order.
+        strides: of each parameter and its gradient; the same on all ranks.
     """
 
     def __init__(
-        self, update: _core.ShardedUpdate, named: Sequence[tuple[str, torch.Tensor]]
+        self,
+        update: _core.ShardedUpdate,
+        named: Sequence[tuple[str, torch.Tensor]],
+        strides: Sequence[Strides],
     ) -> None:
         self._devices = [_devices.device_of(p) for _, p in named]
         self.has = [device is not None for device in self._devices]
         self._named = named
-        self._strides = [dense_strides(p) for _, p in named]
+        self._strides = strides
         self._update = update
         self._shards = {
             device: _core.DeviceShards(update, device, [d == device for d in self._devices])

@@ -31,6 +31,7 @@ from farandole.torch._tensors import dtype_name
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.late_gradients import LateGradients
+from farandole.torch._training.layouts import agreed_strides
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.sparse_gradients import SparseGradients
@@ -112,6 +113,7 @@ class GradientExchange(Hooked):
             self.reducer,
             named,
             wires,
+            agreed_strides(group, named),
             sparse,
             OnDevices(self.reducer, named),
             compression=compression,

@@ -12,7 +12,8 @@ import torch
 from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole.torch import _devices
-from farandole.torch._training.buckets import Buckets, dense_strides
+from farandole.torch._training.buckets import Buckets
+from farandole.torch._training.layouts import Strides
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch.compression import Compression, Compressor
@@ -27,6 +28,7 @@ class Gradients:
 
     Args:
         wires: of each parameter what is sent of no elements of it, and the context.
+        strides: of each parameter's gradient; the same on all ranks.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Gradients:
         reducer: _core.Reducer,
         named: Sequence[tuple[str, torch.Tensor]],
         wires: Sequence[tuple[torch.Tensor, Any]],
+        strides: Sequence[Strides],
         sparse: SparseGradients,
         on_devices: OnDevices,
         *,
@@ -51,8 +54,8 @@ class Gradients:
         self._sparse = sparse
         self._on_devices = on_devices
         self._there = on_devices.has
-        self._strides = [dense_strides(p) for p in self._parameters]
-        self._buckets = Buckets(reducer, self._parameters, self._dtypes)
+        self._strides = strides
+        self._buckets = Buckets(reducer, self._parameters, self._dtypes, strides)
         self.learn_places()
         self._marked = bytearray(len(named))  # in this pass
         self._lent: dict[int, torch.Tensor] = {}  # reduced where autograd left them, in this pass

@@ -24,6 +24,7 @@ from farandole.torch._training.buckets import Bytes, Place, view_of
 from farandole.torch._training.device_shards import DeviceShards, changed_since, moved_away
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.layouts import agreed_strides
 from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.weighing import not_weighed
@@ -79,11 +80,11 @@ class Shards(Hooked):
             limits.first_bucket_bytes,
         )
         self.places = [Place(*place) for place in self.update.places]
+        self._strides = agreed_strides(group, named)
         self._map_gradients()
-        self._strides = [view.stride() for view in self._views]
         mapped = Bytes()
         values = [mapped.whole(b, self.update.values) for b in range(len(self.update.buckets))]
-        self._there = DeviceShards(self.update, named)
+        self._there = DeviceShards(self.update, named, self._strides)
         self._homes = []
         for i, (p, home) in enumerate(zip(self.parameters, self.views(values), strict=True)):
             if not self._there.has[i]:
@@ -109,8 +110,8 @@ class Shards(Hooked):
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """By parameter: its place in the buckets' bytes, in its shape."""
         return [
-            view_of(buckets[place.bucket][place.offset :], p, p.dtype)
-            for place, p in zip(self.places, self.parameters, strict=True)
+            view_of(buckets[place.bucket][place.offset :], p, p.dtype, strides)
+            for place, p, strides in zip(self.places, self.parameters, self._strides, strict=True)
         ]
 
     def _refuse_shared_memory(self) -> None:

@@ -1,0 +1,82 @@
+"""How gradients lie in memory: in one order of elements on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import torch
+
+from farandole._core import Mismatch
+from farandole._world import Group
+from farandole.common._objects import BUILD_ALIKE
+from farandole.torch._tensors import borrow
+
+Strides = tuple[int, ...]
+_Row = tuple[Sequence[int], Sequence[int]]  # shape and strides of a parameter
+
+
+def dense_strides(p: torch.Tensor) -> Strides:
+    """The parameter's strides if they leave no gaps, as autograd's gradients have them; else those
+    of a contiguous tensor of its shape."""
+    expected = 1
+    for stride, extent in sorted(zip(p.stride(), p.shape, strict=True)):
+        if extent != 1 and stride != expected:
+            return contiguous_strides(p.shape)
+        expected *= extent
+    return p.stride()
+
+
+def contiguous_strides(shape: torch.Size) -> Strides:
+    return torch.empty(shape, device="meta").stride()
+
+
+def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> list[Strides]:
+    """By parameter the strides of its gradient: dense_strides() where all ranks have the same, and
+    those of a contiguous tensor where they differ, as when one rank alone has converted its
+    model to channels_last. Collective.
+
+    Raises:
+        Mismatch: ranks have parameters of different shapes; on every rank, naming the first.
+    """
+    mine = [dense_strides(p) for _, p in named]
+    rows = [(p.shape, _order(p.shape, s)) for (_, p), s in zip(named, mine, strict=True)]
+    written = json.dumps(rows).encode()
+    digest = hashlib.sha256(written).digest()
+    if group.size == 1 or len(set(_gathered(group, digest, "digest of layouts"))) == 1:
+        return mine
+    lengths = _gathered(group, len(written).to_bytes(8, "little"), "length of layouts")
+    longest = max(int.from_bytes(length, "little") for length in lengths)
+    texts = _gathered(group, written.ljust(longest), "layouts")
+    by_rank: list[list[_Row]] = [json.loads(text) for text in texts]
+    for i, (name, p) in enumerate(named):
+        _refuse_other_shapes(group, name, [rows[i][0] for rows in by_rank])
+        if any(rows[i][1] != by_rank[0][i][1] for rows in by_rank):
+            mine[i] = contiguous_strides(p.shape)
+    return mine
+
+
+def _order(shape: Sequence[int], strides: Strides) -> Strides:
+    """The strides that decide where an element lies: those of dimensions of one element do not."""
+    return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+
+
+def _gathered(group: Group, mine: bytes, what: str) -> list[bytes]:
+    """Of all ranks, which have equally many."""
+    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    table = torch.empty(group.size, len(mine), dtype=torch.uint8)
+    group.run("all_gather", borrow(sent), borrow(table), name=f"{what} of parameters")
+    return [bytes(row.tolist()) for row in table]
+
+
+def _refuse_other_shapes(group: Group, name: str, shapes: Sequence[Sequence[int]]) -> None:
+    if all(shape == shapes[0] for shape in shapes):
+        return
+    given = "; ".join(
+        f"{tuple(shape)} on rank {rank}" for rank, shape in zip(group.ranks, shapes, strict=True)
+    )
+    raise Mismatch(
+        f"ranks train different models: parameter '{name}' has shape {given}\n"
+        f"  advice: {BUILD_ALIKE}"
+    )
