@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -183,6 +186,69 @@ def a_converted_model_keeps_its_parameters_and_trains_as_the_whole() -> None:
         plain_optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, whole.state_dict()[name], rtol=2e-3, atol=2e-4)
+
+
+class Activated(nn.BatchNorm2d):
+    """A layer of a program's own."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(CHANNELS)
+        self.slope = slope
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.leaky_relu(super().forward(input), self.slope)
+
+
+class ByItself(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, self.training
+        )
+
+
+@on_ranks(2, 3)
+def a_converted_layer_keeps_what_its_class_adds_hooks_and_attributes() -> None:
+    batches = [batch - 50 for batch in parts(ROWS[1], (4, 5), torch.float64)]
+    begin = sum(ROWS[1][: hvd.rank()])
+    whole = Activated(0.25).double()
+    layer = copy.deepcopy(whole)
+    seen: list[str] = []
+    layer.register_forward_hook(lambda *_: seen.append("after"))
+    layer.register_forward_pre_hook(lambda *_: seen.append("before"))
+    # The same layer twice, under two names of one module.
+    model = hvd.convert_sync_batchnorm(nn.ModuleDict({"one": layer, "other": layer}))
+    assert model["one"] is model["other"] is layer
+    assert isinstance(layer, hvd.SyncBatchNorm)
+    assert isinstance(layer, Activated)
+    out, expected = layer(batches[hvd.rank()]), whole(torch.cat(batches))
+    assert seen == ["before", "after"]
+    close(out, expected[begin : begin + len(out)], torch.float64)
+    close(layer.running_var, whole.running_var, torch.float64)
+    del layer._forward_hooks, layer._forward_pre_hooks  # of lambdas, which nothing pickles
+    layer._forward_hooks, layer._forward_pre_hooks = OrderedDict(), OrderedDict()
+    for each in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert type(each) is type(layer)
+        assert each.slope == 0.25
+        close(each(batches[hvd.rank()]), out, torch.float64)
+    layer.eval()
+    whole.eval()
+    close(layer(batches[0]), whole(batches[0]), torch.float64)
+
+
+@on_ranks(2)
+def a_layer_that_normalizes_by_itself_is_refused() -> None:
+    layer = hvd.convert_sync_batchnorm(ByItself(CHANNELS))
+    x = parts(ROWS[0], (4, 5), torch.float32)[0]
+    refused(lambda: layer(x), "ByItself normalizes by itself")
+    layer.eval()
+    layer(x)
+
+    class Derived(nn.SyncBatchNorm):
+        pass
+
+    model = nn.Sequential(nn.BatchNorm1d(3), Derived(3))
+    refused(lambda: hvd.convert_sync_batchnorm(model), "Derived is derived from torch.nn.Sync")
+    assert type(model[0]) is nn.BatchNorm1d
 
 
 @on_ranks(2)

@@ -7,6 +7,7 @@ sums per channel are reduced. On one rank it is the plain layer.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -77,8 +78,10 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        self._check_input_dim(input)
-        if not self.training or not _world.is_initialized() or _world.size() == 1:
+        self._check_input_dim(input)  # that of a program's class, where it is derived
+        SyncBatchNorm._check_input_dim(self, input)
+        vars(self)["_reached"] = True
+        if not self.training or not _is_shared():
             return super().forward(input)
         return self._synchronized(input)
 
@@ -106,10 +109,16 @@ class SyncBatchNorm(_BatchNorm):
 
 @public
 def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with every batch normalization in it (1d to 3d, and torch's own synchronized one)
-    replaced by a `SyncBatchNorm` that holds the same parameters and statistics.
+    """The module, in which every batch normalization (1d to 3d, and torch's own synchronized one)
+    has become a `SyncBatchNorm`. Each layer stays the same object: it keeps its parameters,
+    statistics, hooks and attributes. A layer of a class of your own also keeps what that class
+    adds.
 
-    Make the optimizer before or after: parameters stay the same objects.
+    Make the optimizer before or after.
+
+    Raises:
+        InvalidArgument: a lazy layer that has seen no batch, or one of a class derived from torch's
+            synchronized layer; nothing was converted.
 
     Examples:
         >>> import torch, farandole.torch as hvd
@@ -117,28 +126,67 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
         >>> type(hvd.convert_sync_batchnorm(model)[1]).__name__
         'SyncBatchNorm'
     """
-    if isinstance(module, SyncBatchNorm):
-        return module
-    if isinstance(module, _BatchNorm):
-        return _converted(module)
-    for name, child in module.named_children():
-        setattr(module, name, convert_sync_batchnorm(child))
+    layers = [
+        each
+        for each in module.modules()
+        if isinstance(each, _BatchNorm) and not isinstance(each, SyncBatchNorm)
+    ]
+    kinds = [_synchronized_class(type(layer)) for layer in layers]
+    for layer, kind in zip(layers, kinds, strict=True):
+        layer.__class__ = kind
     return module
 
 
-def _converted(layer: _BatchNorm) -> SyncBatchNorm:
-    if isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin):
+_OF_TORCH = (
+    torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm,
+)  # fmt: skip
+
+
+@cache
+def _synchronized_class(own: type[_BatchNorm]) -> type[SyncBatchNorm]:
+    """The class of a converted layer. For a class of the program's it is a child, whose methods
+    find those of SyncBatchNorm where they call torch's by super()."""
+    if issubclass(own, torch.nn.modules.lazy.LazyModuleMixin):
         raise InvalidArgument(
-            f"{type(layer).__name__} does not know its features yet; run the model once first"
+            f"{own.__name__} does not know its features yet; run the model once first"
         )
-    new = SyncBatchNorm(
-        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
-    )
-    new.weight, new.bias = layer.weight, layer.bias
-    new.running_mean, new.running_var = layer.running_mean, layer.running_var
-    new.num_batches_tracked = layer.num_batches_tracked
-    new.training = layer.training
-    return new
+    if own in _OF_TORCH:
+        return SyncBatchNorm
+    if issubclass(own, torch.nn.SyncBatchNorm):
+        raise InvalidArgument(
+            f"{own.__name__} is derived from torch.nn.SyncBatchNorm, which would go on exchanging "
+            "by torch.distributed\n  advice: derive it from BatchNorm1d, 2d or 3d"
+        )
+    names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+    methods = {"forward": _checked_forward, "__reduce_ex__": _reduce, "_own": own}
+    return type(own.__name__, (own, SyncBatchNorm), names | methods)
+
+
+def _checked_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """That of the program's class, which must reach SyncBatchNorm's."""
+    vars(layer)["_reached"] = False
+    result = layer._own.forward(layer, *args, **kwargs)
+    if layer.training and not layer._reached and _is_shared():
+        raise InvalidArgument(
+            f"forward() of {type(layer).__name__} normalizes by itself, with this rank's batch "
+            "alone, where convert_sync_batchnorm() should normalize over all ranks\n"
+            "  advice: call super().forward(input) in it"
+        )
+    return result
+
+
+def _reduce(layer: Any, protocol: Any) -> Any:  # noqa: ARG001
+    """Copies and pickles: the class is made again."""
+    return _new, (layer._own,), vars(layer).copy()
+
+
+def _new(own: type[_BatchNorm]) -> Any:
+    kind: Any = _synchronized_class(own)
+    return kind.__new__(kind)
+
+
+def _is_shared() -> bool:
+    return _world.is_initialized() and _world.size() > 1
 
 
 def _channels(x: torch.Tensor, per_channel: torch.Tensor) -> torch.Tensor:
