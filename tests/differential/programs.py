@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,8 @@ class Program:
 class Front:
     """One way into farandole, in the words of its users.
 
-    `framework`: what ranks have imported (harness.Nursery). `begin` is called once on each rank, and
-    not in the process that trains alone. `train` runs a program to its end, with farandole or, if
+    `framework`: what ranks have imported (harness.Nursery). `begin` is called once on each rank,
+    and not in the process that trains alone. `train` runs a program to its end, with farandole or, if
     `parallel` is False, with the framework alone on the whole batch.
     """
 
@@ -95,6 +96,37 @@ def shrunk(program: Program, front: Front, fails: Callable[[Program], bool]) -> 
     return program
 
 
+# ---- programs that ranks refuse although one process trains them ----
+
+REFUSALS = Path(__file__).parents[2] / "docs" / "refusals.md"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row of docs/refusals.md."""
+
+    fronts: tuple[str, ...]
+    values: tuple[tuple[str, str], ...]
+
+    def allows(self, program: Program) -> bool:
+        return program.front in self.fronts and set(self.values) <= set(program.values)
+
+
+def refusals(text: str) -> list[Refusal]:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:3]]
+        for line in text.splitlines()
+        if line.startswith("|") and "=" in line
+    ]
+    return [
+        Refusal(
+            tuple(front.strip() for front in fronts.split(",")),
+            tuple(tuple(word.split("=", 1)) for word in values.split()),  # type: ignore[misc]
+        )
+        for fronts, values in rows
+    ]
+
+
 # ---- data: the same samples in every process ----
 
 BATCH = 12  # samples of a step; 1, 2 and 3 ranks share them evenly
@@ -118,8 +150,8 @@ def rows_of(rank: int, size: int, count: int = BATCH) -> slice:
 
 # ---- comparison ----
 
-# Of the largest change of the same parameter: a factor of R or a local gradient is off by a third and
-# more, the order of sums by 1e-6.
+# Of the largest change of the same parameter: a factor of R or a local gradient is off by a third
+# and more, the order of sums by 1e-6.
 TOLERANCE: dict[str, float] = {"float32": 1e-3, "scaler": 1e-3}
 
 

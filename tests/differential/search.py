@@ -5,8 +5,8 @@
     search.py --program "front=torch.hook model=tied touch=data" [--ranks 2]
 
 A program on ranks must give what the same program gives in one process with the framework alone, on
-every rank the same bits; or all ranks refuse it by one sentence. All else is a failure, which is
-shrunk to the fewest columns and ends the run.
+every rank the same bits; or all ranks refuse it by one sentence, and docs/refusals.md has a row for
+it. All else is a fault, which is shrunk to the fewest columns and ends the run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import programs
-from fronts import FRONTS, begin, train
-from harness import Ended, Nursery, Outcome, World
-from programs import Front, Program
+import programs  # noqa: E402
+from fronts import FRONTS, begin, train  # noqa: E402
+from programs import Front, Program  # noqa: E402
+
+from harness import Ended, Nursery, Outcome, World  # noqa: E402
 
 LIMIT = 60.0  # seconds of one program on all ranks: what takes longer hangs
-MOST_REFUSED = 0.05  # of all draws
 
 
 class Fault(Exception):
@@ -44,6 +44,7 @@ class Runner:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(environment or {})
+        self._refusals = programs.refusals(programs.REFUSALS.read_text())
         self._nurseries: dict[str, Nursery] = {}
         self._worlds: dict[tuple[str, int], World] = {}
 
@@ -62,7 +63,7 @@ class Runner:
         errors = {outcome.error for outcome in outcomes}
         if errors != {None}:
             self._leave(program.front, size)
-            self._judge_refusal(outcomes)
+            self._judge_refusal(program, outcomes)
         results = [outcome.value for outcome in outcomes]
         tolerance = programs.TOLERANCE.get(dict(program.values).get("precision", ""), 1e-3)
         for result in results:
@@ -71,11 +72,13 @@ class Runner:
         if wrong := programs.same_bits(results):
             raise Fault(wrong)
 
-    def _judge_refusal(self, outcomes: list[Outcome]) -> None:
+    def _judge_refusal(self, program: Program, outcomes: list[Outcome]) -> None:
         said = {(outcome.text.splitlines() or [""])[0] for outcome in outcomes}
         ours = all("Error" in outcome.bases and outcome.error for outcome in outcomes)
         if len(said) == 1 and ours:
-            raise Refused(said.pop())
+            if any(row.allows(program) for row in self._refusals):
+                raise Refused(said.pop())
+            raise Fault(f"refused, and docs/refusals.md has no row for it: {said.pop()}")
         told = [f"rank {r}: {o.error}: {o.text[:300]}" for r, o in enumerate(outcomes)]
         raise Fault("not refused by one sentence\n  " + "\n  ".join(told))
 
