@@ -21,6 +21,7 @@ MPIS   ?= openmpi mpich impi
 REPORT ?=
 CLANG  ?=
 GUARDS ?= --draw 6
+DIFFERENTIAL ?= --seconds 3600
 TIDY   ?= $(shell git ls-files 'csrc/*.cpp' 'tests/core/*.cpp')
 
 VENV   := .venv
@@ -49,7 +50,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants guards additions lint tidy format sanitize sanitize-address sanitize-thread sanitize-module bench device device-wheels device-dry docs site size clean help
+.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants guards differential additions lint tidy format sanitize sanitize-address sanitize-thread sanitize-module bench device device-wheels device-dry docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -65,6 +66,9 @@ test-all: test  ## the same with every combination of every table
 
 mutants: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## put small faults into the code and show that tests notice; MUTANTS='--draw 4' for a few
 	$(BIN)/python tests/mutations/run.py $(MUTANTS)
+
+differential: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test  ## draw training programs for an hour and compare ranks with one process; DIFFERENTIAL='--seconds 90'
+	$(BIN)/python tests/differential/search.py $(DIFFERENTIAL)
 
 guards: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/site  ## plant one fault for each guard of these checks and show that it fails; GUARDS= for all
 	$(BIN)/python tests/guards/run.py $(GUARDS)

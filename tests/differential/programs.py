@@ -38,8 +38,8 @@ class Front:
     """One way into farandole, in the words of its users.
 
     `framework`: what ranks have imported (harness.Nursery). `begin` is called once on each rank,
-    and not in the process that trains alone. `train` runs a program to its end, with farandole or, if
-    `parallel` is False, with the framework alone on the whole batch.
+    and not in the process that trains alone. `train` runs a program to its end: with farandole, or
+    with the framework alone on the whole batch if `parallel` is False.
     """
 
     framework: str

@@ -124,7 +124,7 @@ MODELS = {
     for each in (mlp, conv, channels_last, tied, frozen, odd, checkpointed, batch_norm, embedding)
 }
 
-# ---- losses: of outputs, targets and weights of samples; of a mean the parts' mean is the whole's ----
+# ---- losses, of outputs, targets and weights of samples ----
 
 Loss = Callable[[Any, Any, Any], Any]
 
@@ -331,10 +331,10 @@ def train(setting: Setting) -> Result:
         for n, p in model.named_parameters()
     }
     buffers = {n: b.numpy() for n, b in model.named_buffers() if b.is_floating_point()}
-    result = Result(before | {n: b * 0 for n, b in buffers.items()}, programs.copied(after | buffers),
-                    [each if math.isfinite(each) else -1.0 for each in setting.mean_of(losses)])  # fmt: skip
+    told = [each if math.isfinite(each) else -1.0 for each in setting.mean_of(losses)]
     setting.close()
-    return result
+    before |= {n: b * 0 for n, b in buffers.items()}
+    return Result(before, programs.copied(after | buffers), told)
 
 
 def loss_of(setting: Setting, number: int) -> Any:
@@ -365,8 +365,8 @@ class Hook(Setting):
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         options: dict[str, Any] = {
             "none": {}, "groups": {"groups": 2}, "sharded": {"sharded_update": True},
-            "in_place": {"in_place_bytes": 0}, "small": {"bucket_bytes": 64, "first_bucket_bytes": 64},
-            "predivide": {"gradient_predivide_factor": 2.0},
+            "in_place": {"in_place_bytes": 0}, "predivide": {"gradient_predivide_factor": 2.0},
+            "small": {"bucket_bytes": 64, "first_bucket_bytes": 64},
         }[program["options"]]  # fmt: skip
         if program["loss"] == "sum":
             options["op"] = hvd.Sum
@@ -436,7 +436,6 @@ class Global(Setting):
         loader = torch.utils.data.DataLoader(samples, batch_size=BATCH)
         options: dict[str, Any] = {
             "none": {}, "groups": {"groups": 2}, "sharded": {"sharded_update": True},
-            "logical": {"logical_ranks": 6},
         }[program["options"]]  # fmt: skip
         self._batches = fd.GlobalBatch(loader, self.model, self.optimizer, **options)
         self._left = iter(self._batches)
@@ -487,7 +486,8 @@ def fits(program: Program) -> bool:
         return False
     if has["model"] == "embedding" and (
         has["optimizer"] not in ("sgd", "groups") or has["precision"] == "scaler"
-        or has["touch"] != "nothing" or has["weights"] in ("half_and_back", "double", "share_memory")
+        or has["touch"] != "nothing"
+        or has["weights"] in ("half_and_back", "double", "share_memory")
     ):  # fmt: skip
         return False
     if has["model"] == "odd" and (
@@ -499,7 +499,7 @@ def fits(program: Program) -> bool:
     # A changed dtype leaves the optimizer with state of another one.
     if has["weights"] == "double" and (has["optimizer"] != "sgd" or has["precision"] == "scaler"):
         return False
-    # Adam of infinities that a scaler has not seen, and fused steps that look for them by themselves.
+    # A scaler has seen the gradients that these replace.
     if has["precision"] == "scaler" and has["touch"] in REPLACING[1:]:
         return False
     # Statistics of a sum over passes of different sizes.
@@ -509,7 +509,8 @@ def fits(program: Program) -> bool:
 def hook_fits(program: Program) -> bool:
     has = dict(program.values)
     if has["options"] == "sharded" and (
-        has["touch"] != "nothing" or has["precision"] == "scaler" or has["weights"] not in ("nothing", "save_and_load")
+        has["touch"] != "nothing" or has["precision"] == "scaler"
+        or has["weights"] not in ("nothing", "save_and_load")
         or has["model"] in ("embedding", "odd")
     ):  # fmt: skip
         return False
@@ -538,9 +539,7 @@ def ddp_fits(program: Program) -> bool:
 
 def global_fits(program: Program) -> bool:
     has = dict(program.values)
-    if has["options"] == "logical" and has["model"] == "batch_norm":
-        return False
-    return has["accumulate"] == "one" and has["options"] != "logical" and hook_fits(program)
+    return has["accumulate"] == "one" and hook_fits(program)
 
 
 def begin_hook() -> None:
@@ -565,15 +564,19 @@ def begin_ddp() -> None:
     dist.init_process_group("farandole")
 
 
+def table(*options: str) -> programs.Table:
+    return {**COLUMNS, "options": options}
+
+
 FRONTS = {
     "torch.hook": Front(
-        "torch", {**COLUMNS, "options": ["none", "groups", "sharded", "in_place", "small", "predivide"]},
-        begin_hook, by(Hook), hook_fits,
+        "torch", table("none", "groups", "sharded", "in_place", "small", "predivide"), begin_hook,
+        by(Hook), hook_fits,
     ),
     "torch.ddp": Front(
-        "torch", {**COLUMNS, "options": ["none", "view", "static", "find_unused"]}, begin_ddp, by(Ddp), ddp_fits,
+        "torch", table("none", "view", "static", "find_unused"), begin_ddp, by(Ddp), ddp_fits
     ),
     "torch.global": Front(
-        "torch", {**COLUMNS, "options": ["none", "groups", "sharded", "logical"]}, begin_hook, by(Global), global_fits,
+        "torch", table("none", "groups", "sharded"), begin_hook, by(Global), global_fits
     ),
 }  # fmt: skip
