@@ -11,6 +11,7 @@ LONGEST = 300  # characters of a line
 # What tools print of a failure, the most telling first. Each has one group.
 PATTERNS = [
     r"^(?:FAILED|ERROR) (tests/\S+.*)",  # pytest's summary
+    r"^wrong: (.+)",  # tests/differential
     r"(not caught: .+)",  # tests/mutations, tests/guards
     r"((?:Address|Thread|Leak|UndefinedBehavior)Sanitizer: .+)",
     r"(\S+: runtime error: .+)",  # UBSan

@@ -11,8 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
-import programs  # noqa: E402
-from programs import Front, Program, Result  # noqa: E402
+import programs
+from programs import Front, Program, Result
 
 BEFORE = {"w": np.array([1.0, 100.0]), "small": np.array([1e-6])}
 UPDATE = {"w": np.array([0.1, -0.2]), "small": np.array([1e-6])}
