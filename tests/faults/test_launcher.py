@@ -454,6 +454,42 @@ def test_ranks_without_handler_end_by_the_signal(name: str, expected: int) -> No
     assert err.splitlines()[-1] == f"farandole: the job was ended by {name}"
 
 
+SAVES = """
+worker = os.fork()
+if worker == 0:  # as of a DataLoader: it has no handler
+    forever()
+def save(number, _):
+    time.sleep(0.2)  # a signal that the worker got has ended it
+    if state(worker) in "ZX": os._exit(3)
+    os.kill(worker, signal.SIGKILL)
+    os._exit(0)
+signal.signal(getattr(signal, os.environ["SIGNAL"]), save)
+say("ready")
+forever()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_rank_that_handles_a_signal_keeps_its_workers(name: str) -> None:
+    with running(2, SAVES, env={"SIGNAL": name}) as job:
+        job.read_until("[0] ready", "[1] ready")
+        job.process.send_signal(getattr(signal, name))
+        code, _, _ = job.end()
+    assert code == 0
+
+
+@pytest.mark.parametrize("trap", ["", "trap 'true' TERM; "])
+def test_a_signal_reaches_a_program_below_a_shell(trap: str, tmp_path: Path) -> None:
+    """Which waits for it, also before it runs a trap of its own."""
+    script = tmp_path / "rank.py"
+    script.write_text(PRELUDE + ANSWER)
+    with running(2, ["bash", "-c", f"{trap}{sys.executable} -S {script}; exit $?"]) as job:
+        job.read_until("[0] ready", "[1] ready")
+        job.process.terminate()
+        _, out, _ = job.end()
+    assert sorted(out.splitlines()) == [f"[{r}] rank {r} got SIGTERM" for r in range(2)]
+
+
 STUBBORN = """
 for name in ("SIGINT", "SIGTERM"): signal.signal(getattr(signal, name), signal.SIG_IGN)
 say("ready")

@@ -14,7 +14,7 @@ from farandole import _datagrams
 from farandole._launch.leftovers import Leftovers, left_behind
 from farandole._launch.place import Place, Rank, Threads
 from farandole._launch.polling import READ
-from farandole._launch.processes import descendants, oom_kills, reap, send
+from farandole._launch.processes import addressees, descendants, oom_kills, reap, send
 from farandole._launch.ranks import (
     Rendezvous,
     free_port,
@@ -163,7 +163,13 @@ class Here(Place):
         tell_death(self._environment["FARANDOLE_RUN_ID"], living, dead)
 
     def end(self, number: signal.Signals) -> None:
-        self.signal_groups(number)
+        if number in (signal.SIGKILL, signal.SIGINT):  # a terminal sends the latter to all, too
+            self.signal_groups(number)
+        else:
+            for rank in self.ranks:
+                if rank.alive:
+                    for process in addressees(rank.pid, number):
+                        send(process, number)
         if number == signal.SIGKILL:
             for process in descendants(os.getpid()):
                 send(process, signal.SIGKILL)

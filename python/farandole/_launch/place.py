@@ -164,7 +164,8 @@ class Place(ABC):
 
     @abstractmethod
     def end(self, number: signal.Signals) -> None:
-        """The same, to end them: also to those that are stopped; SIGKILL to all that descends."""
+        """To end the ranks: also to those that are stopped; SIGKILL to all that descends. SIGTERM
+        and its like only to processes that no handler of a rank answers for."""
 
     @abstractmethod
     def finish(self, at_once: bool) -> None:

@@ -24,6 +24,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 class Process(NamedTuple):
     pid: int
     parent: int
+    group: int
     start: int  # clock ticks after boot; with the number it is an identity
     dead: bool  # a zombie
     name: str
@@ -51,7 +52,8 @@ def read_process(pid: int) -> Process | None:
     # The name stands in parentheses and may contain anything, also parentheses.
     name = text[text.index(b"(") + 1 : text.rindex(b")")].decode(errors="replace")
     fields = text[text.rindex(b")") + 2 :].split()
-    return Process(pid, int(fields[1]), int(fields[19]), fields[0] in (b"Z", b"X"), name)
+    dead = fields[0] in (b"Z", b"X")
+    return Process(pid, int(fields[1]), int(fields[2]), int(fields[19]), dead, name)
 
 
 def descendants(root: int) -> list[Process]:
@@ -65,6 +67,37 @@ def descendants(root: int) -> list[Process]:
     found = list(children.get(root, ()))
     for process in found:  # grows while it is walked
         found.extend(children.get(process.pid, ()))
+    return found
+
+
+# A shell runs its trap when the program that it waits for has ended, so that one needs the signal.
+_SHELLS = ("sh", "ash", "bash", "dash", "ksh", "zsh")
+
+
+def answers(process: Process, number: signal.Signals) -> bool:
+    """Whether a process handles or ignores a signal by itself, and no shell's trap does."""
+    if process.name in _SHELLS:
+        return False
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith(("SigCgt:", "SigIgn:")) and int(line[7:], 16) >> (number - 1) & 1:
+                return True
+    return False
+
+
+def addressees(leader: int, number: signal.Signals) -> list[Process]:
+    """The processes of the group that `leader` leads that a signal is for, parents before their
+    children. Not those below a process that answers it: a program that saves its state on
+    SIGTERM needs its workers (a DataLoader's, say), which have no handler, and ends them itself."""
+    below: dict[int, bool] = {}  # by process of the leader's: whether its children are left out
+    found = []
+    for process in descendants(os.getpid()):
+        ours = process.pid == leader or process.parent in below
+        left_out = ours and process.pid != leader and below[process.parent]
+        if ours:
+            below[process.pid] = left_out or answers(process, number)
+        if process.group == leader and not left_out:
+            found.append(process)
     return found
 
 
