@@ -214,6 +214,22 @@ def losses_are_scaled_as_in_one_process() -> None:
         keras.config.set_dtype_policy(before)
 
 
+@on_ranks(3)
+def gradients_are_accumulated_as_in_one_process() -> None:
+    accumulating = {
+        "class_name": "SGD",
+        "config": {"learning_rate": 0.5, "gradient_accumulation_steps": 2, "global_clipnorm": 0.1},
+    }
+    options = {"optimizer": accumulating, "metrics": None, "weighted_metrics": None}
+    model, alone = in_scope(mirrored(), net, **options), compiled(net(), **options)
+
+    def fit(model: Any) -> Any:  # 5 batches an epoch: one window lies in two
+        return model.fit(batches(), epochs=2, verbose=0).history
+
+    logs = fit(model)
+    assert_as_alone(model, alone, logs, lambda: fit(alone))
+
+
 @on_ranks(2)
 def what_is_made_outside_a_scope_is_refused() -> None:
     strategy = mirrored()

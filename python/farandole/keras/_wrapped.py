@@ -170,10 +170,9 @@ class Distributed:
         return apply_reduced(self, state_of(self), own, grads, trainable_variables)
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-        """Of Keras on TensorFlow: what it does in the scope of a strategy, after `apply`."""
-        if state_of(self).inside:
-            return grads_and_vars
-        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        """Of Keras on TensorFlow, in the scope of a strategy: they are reduced already, by `apply`
+        or, where the optimizer accumulates, by `_clip_gradients`."""
+        return grads_and_vars
 
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
