@@ -226,6 +226,28 @@ def masks_outputs_and_reductions_are_those_of_the_whole_batch() -> None:
         compare(mine, fit, build=two_outputs, then=then, **options())
 
 
+@on_ranks(3)
+def losses_of_one_number_are_those_of_the_whole_batch() -> None:
+    """No mean, no sum; the last batch leaves ranks without samples."""
+
+    def one_number(y: Any, out: Any) -> Any:
+        ops = keras.ops
+        dice = 1 - 2 * ops.sum(y * out) / (ops.sum(y) + ops.sum(out) + 1.0)
+        return dice + ops.mean(ops.square(y - out)) + ops.sum(ops.abs(y - out)) / BATCH
+
+    options: dict[str, Any] = {"optimizer": "sgd", "loss": one_number, **UNMEASURED}
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(
+            X, Y, sample_weight=W, batch_size=BATCH, epochs=2, shuffle=False, verbose=0
+        )
+
+    def then(model: Any, _: bool) -> dict[str, Any]:
+        return {"loss": model.evaluate(X, Y, batch_size=7, verbose=0)}
+
+    compare(shared(**options), fit, then=then, **options)
+
+
 @on_ranks(2)
 def a_loss_that_leaves_its_reduction_open_is_refused() -> None:
     model = shared(loss=keras.losses.MeanSquaredError(reduction=None))

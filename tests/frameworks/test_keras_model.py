@@ -15,6 +15,7 @@ import grid
 # Elsewhere the rest would be the same once more.
 COMMON = {
     "arrays_with_weights_and_held_out_data",
+    "losses_of_one_number_are_those_of_the_whole_batch",
     "orders_of_a_dataset_are_those_of_keras_own_fit",
     "single_batches",
 }

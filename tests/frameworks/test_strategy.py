@@ -230,6 +230,39 @@ def gradients_are_accumulated_as_in_one_process() -> None:
     assert_as_alone(model, alone, logs, lambda: fit(alone))
 
 
+@on_ranks(3)
+def losses_that_are_no_means_are_those_of_one_process() -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        x = keras.Input((6,))
+        names = ("summed", "number", "mean")
+        return keras.Model(x, {n: keras.layers.Dense(1, name=n)(x) for n in names})
+
+    def one_number(y: Any, out: Any) -> Any:
+        return tf.reduce_sum(tf.abs(y - out)) / BATCH
+
+    options: dict[str, Any] = {
+        "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.01}},
+        "loss": {
+            "summed": keras.losses.MeanSquaredError(reduction="sum"),
+            "number": one_number,
+            "mean": "mse",
+        },
+        "metrics": None,
+        "weighted_metrics": None,
+    }
+    model, alone = in_scope(mirrored(), build, **options), compiled(build(), **options)
+    targets = {name: Y for name in ("summed", "number", "mean")}
+
+    def all_of(model: Any) -> Any:
+        history = model.fit(X, targets, batch_size=BATCH, shuffle=False, verbose=0).history
+        tested = model.evaluate(X, targets, batch_size=7, verbose=0, return_dict=True)
+        return history | {f"test {key}": value for key, value in tested.items()}
+
+    logs = all_of(model)
+    assert_as_alone(model, alone, logs, lambda: all_of(alone))
+
+
 @on_ranks(2)
 def what_is_made_outside_a_scope_is_refused() -> None:
     strategy = mirrored()

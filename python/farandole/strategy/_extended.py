@@ -89,7 +89,8 @@ class Extended(OneOfManyExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return _world.size()
+        """One in a step of Keras', which computes losses as one process does: see _model.py."""
+        return 1 if self.inside_keras else _world.size()
 
     def _in_multi_worker_mode(self) -> bool:
         return False  # Keras and tf.data have ways of their own there, which are not ours
@@ -164,7 +165,8 @@ class Extended(OneOfManyExtended):
 
     @contextmanager
     def keras(self) -> Iterator[None]:
-        """Around a step of Keras', which by itself keeps metrics and moving averages."""
+        """Around a step of Keras', which by itself keeps metrics and moving averages, and weighs
+        what this rank's samples give."""
         before, self.inside_keras = self.inside_keras, True
         try:
             yield

@@ -1,9 +1,13 @@
 """A Keras model made in a strategy's scope, which trains as farandole.keras.Model does.
 
 The user calls the Keras model. `_keras.py` passes the calls on to one of these, which calls Keras'
-own methods with this rank's parts of the batches. In a step Keras does what it does for any
-strategy: it divides losses by the number of replicas, and metrics are reduced where they are read.
-The optimizer sums gradients before it clips them, as it would in one process.
+own methods with this rank's parts of the batches. Metrics are reduced where they are read.
+
+With TensorFlow's strategies Keras divides losses by the number of replicas, and replicas sum
+gradients. That is right for means alone: Keras divides no loss with reduction="sum" and none that
+is one number, and no program's own. So in a step the strategy says that there is one replica:
+nothing is divided, and gradients are averaged by the weight of each rank's samples, as everywhere
+in farandole.keras.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from farandole.common._reduction import Sum
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.model import Model
 from farandole.strategy._variables import require_of
@@ -27,7 +30,6 @@ class SharedModel(Model):
         strategy: in whose scope it was made.
     """
 
-    _op = Sum
     # In a scope one that scales losses calls the one inside in a context of its own.
     _reducing = staticmethod(lambda optimizer: getattr(optimizer, "inner_optimizer", optimizer))
 

@@ -8,6 +8,7 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
     the same, outputs with a mask        what the mask has    (mine / count) / (all ranks' / total)
     mean_with_sample_weight              sum of the weights   likewise
     sum                                  1                    total / count
+    any, one number for all samples      not known            of the whole batch: whole_losses.py
 
 The third column's sums over ranks are one collective of one number, per output and step, within it.
 
@@ -26,6 +27,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
+from farandole.keras._global.whole_losses import gives_one_number, is_by_itself, of_all_ranks
 
 
 def share_losses(compile_loss: Any, steps: Steps) -> None:
@@ -69,6 +71,8 @@ class _SharedLoss:
     def __init__(self, own: Any, steps: Steps, label: str) -> None:
         self._own, self._steps, self._label = own, steps, label
         self._reduction = getattr(own, "reduction", "sum_over_batch_size")
+        # Whether it gives one number for all samples; None until it is called.
+        self._is_one_number = True if is_by_itself(own) else None
         if self._reduction in (None, "none") and _world.size() > 1:
             raise InvalidArgument(
                 f"loss {getattr(own, 'name', own)} has reduction=None, which leaves open what the "
@@ -76,12 +80,29 @@ class _SharedLoss:
             )
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
+            return self._own(y_true, y_pred, sample_weight)
+        if self._is_one_number is None:
+            self._is_one_number = gives_one_number(self._own, y_true, y_pred)
+        if self._is_one_number:
+            return self._whole(y_true, y_pred, sample_weight)
         # Before the loss, which on PyTorch multiplies the weights by the mask where they lie.
-        factor = None if self._steps.share is None else self._factor(y_pred, sample_weight)
+        factor = self._factor(y_pred, sample_weight)
         loss = self._own(y_true, y_pred, sample_weight)
         if factor is None:
             return loss
         return loss * keras.ops.cast(factor, keras.backend.standardize_dtype(loss.dtype))
+
+    def _whole(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+        if self._steps.block is not None:
+            raise InvalidArgument(
+                f"logical_ranks={self._steps.block.parts}: loss "
+                f"{getattr(self._own, 'name', self._own)} is one number of the whole batch, which "
+                "a logical rank does not know when it computes its part\n"
+                "  advice: return a loss for each sample, or no logical_ranks"
+            )
+        label = self._label.replace("divisor", "whole batch")
+        return of_all_ranks(self._own, y_true, y_pred, sample_weight, self._steps, label)
 
     def _factor(self, y_pred: Any, sample_weight: Any) -> Any:
         count, total = self._steps.count_and_total()

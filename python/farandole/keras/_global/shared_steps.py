@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from farandole.keras._global.normalization import Normalization
-from farandole.keras._global.steps import Steps, marked_outputs, unmarked
+from farandole.keras._global.steps import Steps, marked_outputs, total_of, unmarked
 
 
 def shared_steps(
@@ -101,7 +101,7 @@ def _jax_steps(
         batch, share = unmarked(data)
         if share is None:
             return own_train(state, data)
-        with steps.of(share), normalization.joined():
+        with steps.of(share, total_of(data)), normalization.joined():
             logs, (trained, others, optimizer, metrics) = own_train(state, batch)
             steps.require_scaled(model)
             others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])
@@ -111,7 +111,7 @@ def _jax_steps(
         batch, share = unmarked(data)
         if share is None:
             return own_test(state, data)
-        with steps.of(share), normalization.joined():
+        with steps.of(share, total_of(data)), normalization.joined():
             logs, (trained, others, metrics) = own_test(state, batch)
             return logs, (trained, kept_but_joint(others, state[1]), kept(metrics, state[2]))
 
@@ -119,7 +119,7 @@ def _jax_steps(
         batch, share = unmarked(data)
         if share is None:
             return own_predict(state, data)
-        with steps.of(share), normalization.joined():
+        with steps.of(share, total_of(data)), normalization.joined():
             outputs, others = own_predict(state, batch)
         return marked_outputs(outputs, share), others
 

@@ -27,27 +27,47 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data import Share
 from farandole.data._logical import Block
 
-_BATCH, _SHARE = "farandole batch", "farandole share"
+_BATCH, _SHARE, _TOTAL = "farandole batch", "farandole share", "farandole total"
 OUTPUTS = "farandole outputs"
 
 
 def marked(batch: Any, share: Any) -> tuple[dict[str, Any]]:
     """What Keras reads; `share`: of shape (1, 2)."""
-    return ({_BATCH: batch, _SHARE: share},)
+    read = {_BATCH: batch, _SHARE: share}
+    if keras.backend.backend() == "jax":
+        read[_TOTAL] = _as_shape(share)
+    return (read,)
+
+
+def _as_shape(share: Any) -> Any:
+    """As many rows of nothing as the whole batch has samples: a program of JAX knows shapes alone,
+    and is to be another one where other ranks have more samples."""
+    if not hasattr(share, "graph"):
+        return np.zeros((int(share[0, 1]), 0), np.float32)
+    import tensorflow as tf  # a dataset's
+
+    return tf.zeros([tf.cast(share[0, 1], tf.int32), 0])
 
 
 def unmarked(data: Any) -> tuple[Any, Any]:
     """The batch and its share; None where it has none."""
     first = data[0] if isinstance(data, tuple | list) and data else None
-    if isinstance(first, dict) and first.keys() == {_BATCH, _SHARE}:
+    if isinstance(first, dict) and first.keys() >= {_BATCH, _SHARE}:
         return first[_BATCH], first[_SHARE]
     return data, None
+
+
+def total_of(data: Any) -> int | None:
+    """The samples of the whole batch, on JAX."""
+    first = data[0] if isinstance(data, tuple | list) and data else None
+    return int(first[_TOTAL].shape[0]) if isinstance(first, dict) and _TOTAL in first else None
 
 
 def marked_outputs(outputs: Any, share: Any) -> dict[str, Any]:
@@ -65,6 +85,7 @@ class Steps:
     def __init__(self, block: Block | None = None) -> None:
         self.block = block  # of logical ranks (logical.py)
         self.share: Any = None  # a tensor, inside a step whose batch has one
+        self.total: int | None = None  # on JAX: samples of that batch
         self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
         self._scaled = False  # the step's loss has its weight
 
@@ -88,12 +109,12 @@ class Steps:
         return loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype))
 
     @contextmanager
-    def of(self, share: Any) -> Iterator[None]:
-        self.share, self._scaled = share, False
+    def of(self, share: Any, total: int | None = None) -> Iterator[None]:
+        self.share, self.total, self._scaled = share, total, False
         try:
             yield
         finally:
-            self.share = None
+            self.share = self.total = None
 
     @contextmanager
     def holding(self, share: Any) -> Iterator[list[Any]]:
