@@ -252,7 +252,7 @@ def losses_that_are_no_means_are_those_of_one_process() -> None:
         "weighted_metrics": None,
     }
     model, alone = in_scope(mirrored(), build, **options), compiled(build(), **options)
-    targets = {name: Y for name in ("summed", "number", "mean")}
+    targets = dict.fromkeys(("summed", "number", "mean"), Y)
 
     def all_of(model: Any) -> Any:
         history = model.fit(X, targets, batch_size=BATCH, shuffle=False, verbose=0).history
@@ -347,6 +347,38 @@ def compare_loops(how: str, epochs: int = 2) -> None:
 @on_ranks(*RANKS)
 def a_loop_of_ones_own_is_that_of_one_process() -> None:
     compare_loops("run in function")
+
+
+@on_ranks(2)
+def a_loop_skips_a_step_on_all_replicas_if_one_overflows() -> None:
+    """By a sample of the second replica's; the inner optimizer clips the sum."""
+    samples = np.ones((3, 4), "float32")
+    samples[1, 2] = 1e30  # of the second step, and of the second replica
+
+    def scales(strategy: Any) -> tuple[list[float], Any]:
+        with strategy.scope():
+            weight = keras.Variable(np.float32(1.0))
+            inner = keras.optimizers.SGD(1.0, global_clipnorm=0.5)
+            optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1e10)
+            optimizer.build([weight])
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x * weight.value) / 4
+                scaled = optimizer.scale_loss(loss)
+            optimizer.apply(tape.gradient(scaled, [weight.value]), [weight])
+
+        train = tf.function(lambda x: strategy.run(step, args=(x,)))
+        dataset = tf.data.Dataset.from_tensor_slices(samples.ravel()).batch(4)
+        seen = []
+        for x in strategy.experimental_distribute_dataset(dataset):
+            train(x)
+            seen += [float(optimizer.dynamic_scale.numpy()), float(weight.numpy())]
+        return seen, int(inner.iterations.numpy())
+
+    mine = scales(mirrored())
+    assert_same_bits(mine, "scales and weights")
+    assert mine == scales(tf.distribute.get_strategy()) == ([1e10, 0.5, 5e9, 0.5, 5e9, 0.0], 2)
 
 
 @on_ranks(3)
