@@ -248,6 +248,37 @@ def losses_of_one_number_are_those_of_the_whole_batch() -> None:
     compare(shared(**options), fit, then=then, **options)
 
 
+@on_ranks(3)
+def metrics_whose_result_is_their_state_are_of_all_ranks() -> None:
+    """And what a callback decides by them: all ranks go on at the same rate."""
+
+    class Counted(keras.metrics.Metric):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(name="counted")
+            self.seen = self.add_variable((), "zeros", name="seen")
+
+        def update_state(self, y: Any, *_: Any, **__: Any) -> None:
+            self.seen.assign_add(keras.ops.sum(keras.ops.ones_like(y)))
+
+        def result(self) -> Any:
+            return self.seen.value
+
+    def options() -> dict[str, Any]:
+        own = keras.metrics
+        metrics = [own.TruePositives(name="tp"), own.FalsePositives([0.3, 0.6], name="fp")]
+        return UNMEASURED | {"optimizer": "sgd", "metrics": [*metrics, Counted()]}
+
+    def fit(model: Any, _: bool) -> Any:
+        plateau = keras.callbacks.ReduceLROnPlateau("tp", mode="max", patience=1, min_delta=1e3)
+        history = model.fit(
+            X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[plateau]
+        )
+        tested = model.test_on_batch(X, Y, return_dict=True)
+        return history.history | {f"test {key}": value for key, value in tested.items()}
+
+    compare(shared(**options()), fit, **options())
+
+
 @on_ranks(2)
 def a_loss_that_leaves_its_reduction_open_is_refused() -> None:
     model = shared(loss=keras.losses.MeanSquaredError(reduction=None))

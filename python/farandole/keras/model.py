@@ -285,7 +285,7 @@ class Model(Together):
             # Keras packs what it gets once more, as a batch without targets.
             logs = getattr(self._model, name)(source.data[0], return_dict=True)
             results = self._model._get_metrics_result_or_logs(logs)
-        numbers = {key: float(keras.ops.convert_to_numpy(v)) for key, v in results.items()}
+        numbers = {key: _number(value) for key, value in results.items()}
         return numbers if return_dict else self._model._flatten_metrics_in_order(numbers)
 
     # ---- evaluation, prediction ----
@@ -403,3 +403,9 @@ class Model(Together):
     @staticmethod
     def _verbose(verbose: Any) -> Any:
         return verbose if _world.rank() == 0 else 0
+
+
+def _number(result: Any) -> Any:
+    """As Keras shows a metric's result, which may be several numbers."""
+    value = keras.ops.convert_to_numpy(result)
+    return float(value) if value.ndim == 0 else result

@@ -24,9 +24,9 @@ _REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers, as they update
 def learn() -> None:
     """As soon as the program has imported Keras."""
     keras = sys.modules.get("keras")
-    if keras is not None and hasattr(keras, "optimizers"):
-        if keras.backend.backend() == "tensorflow":
-            _teach(keras.optimizers.LossScaleOptimizer)
+    there = keras is not None and hasattr(keras, "optimizers")
+    if there and keras.backend.backend() == "tensorflow":
+        _teach(keras.optimizers.LossScaleOptimizer)
 
 
 @functools.cache

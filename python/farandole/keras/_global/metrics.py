@@ -20,7 +20,8 @@ from farandole.keras import _host
 
 def with_global_state(model: Any, compute: Callable[[], Any]) -> Any:
     """Collective: what `compute` makes of the model's metrics, as their state is over all ranks.
-    After it they have this rank's own again, to go on with."""
+    After it they have this rank's own again, to go on with: what `compute` gives is not to be a
+    view of them."""
     variables = _unique(v for metric in model.metrics for v in metric.variables)
     if not variables or _world.size() == 1:
         return compute()
@@ -38,6 +39,15 @@ def with_global_state(model: Any, compute: Callable[[], Any]) -> Any:
     finally:
         for variable, value in zip(variables, own, strict=True):
             variable.assign(value)
+
+
+def values_of(results: Any) -> Any:
+    """As they are now: a metric's result may be its state itself, which changes."""
+
+    def value(result: Any) -> Any:
+        return keras.ops.convert_to_tensor(np.array(keras.ops.convert_to_numpy(result)))
+
+    return keras.tree.map_structure(value, results)
 
 
 def mean_of_logs(logs: dict[str, Any]) -> dict[str, Any]:

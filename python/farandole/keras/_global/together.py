@@ -19,7 +19,7 @@ from farandole.keras._global.agreement import (
 from farandole.keras._global.compiled import rows_of_compiled
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.logical import seed_states
-from farandole.keras._global.metrics import mean_of_logs
+from farandole.keras._global.metrics import mean_of_logs, values_of
 from farandole.keras._global.normalization import average_statistics
 from farandole.keras._global.sources import source_of
 from farandole.keras._global.wrapping import Wrapping, is_built
@@ -117,7 +117,12 @@ class Together(Wrapping):
         if self._block is not None:  # its steps have all parts' already
             return own(logs)
         average_statistics(self._model)
-        results = self._of_all_ranks(self._model, lambda: own(logs))
+
+        def computed() -> Any:
+            results = own(logs)
+            return logs if results is logs else values_of(results)
+
+        results = self._of_all_ranks(self._model, computed)
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own
             return mean_of_logs(logs)
         return results
