@@ -14,6 +14,7 @@ import grid
 
 # Elsewhere the rest would be the same once more.
 COMMON = {
+    "a_training_step_of_ones_own",
     "arrays_with_weights_and_held_out_data",
     "losses_of_one_number_are_those_of_the_whole_batch",
     "metrics_whose_result_is_their_state_are_of_all_ranks",
@@ -21,6 +22,7 @@ COMMON = {
     "single_batches",
 }
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
+ADVERSARIES = {"two_optimizers_in_a_step_of_ones_own"}
 LOADERS = {"loaders_of_torch"}
 
 
@@ -41,5 +43,7 @@ def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in:
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
 FULL = grid.full()
 test_on_tensorflow = cases_on("tensorflow", LOADERS, () if FULL else (2, 3), one_in=3)
-test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3) if FULL else (3,), one_in=2)
+test_on_torch = cases_on(
+    "torch", ALL - COMMON - ADVERSARIES - LOADERS, (2, 3) if FULL else (3,), one_in=2
+)
 test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,), one_in=2)

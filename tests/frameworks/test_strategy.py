@@ -263,6 +263,57 @@ def losses_that_are_no_means_are_those_of_one_process() -> None:
     assert_as_alone(model, alone, logs, lambda: all_of(alone))
 
 
+@on_ranks(3)
+def training_steps_of_ones_own_may_compute_their_loss_in_any_way() -> None:
+    """Of parts of different lengths, with an optimizer for each way."""
+
+    class Own(keras.Model):  # type: ignore[misc, name-defined]
+        def compile(self, **options: Any) -> None:
+            super().compile(**options)
+            self.others = [keras.optimizers.SGD(0.1) for _ in range(4)]
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                outputs = self(x, training=True)
+                each = [tf.reduce_mean(tf.square(y - out), -1) for out in outputs]
+                replicas = self.distribute_strategy.num_replicas_in_sync
+                losses = [
+                    self.optimizer.scale_loss(tf.reduce_mean(each[0])),
+                    keras.losses.MeanSquaredError()(y, outputs[1]),
+                    tf.nn.compute_average_loss(each[2], global_batch_size=BATCH),
+                    tf.nn.compute_average_loss(each[3]),
+                    tf.reduce_mean(each[4]) / replicas,
+                ]
+            for layer, loss, optimizer in zip(
+                self.layers[1:], losses, [self.optimizer, *self.others], strict=True
+            ):
+                weights = layer.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            self.seen.update_state(losses[0])
+            return {"seen": self.seen.result()}
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        x = keras.Input((6,))
+        return Own(x, [keras.layers.Dense(1)(x) for _ in range(5)])
+
+    options: dict[str, Any] = {
+        "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
+        "loss": None,
+        "metrics": None,
+        "weighted_metrics": None,
+    }
+    model, alone = in_scope(mirrored(), build, **options), compiled(build(), **options)
+
+    def fit(model: Any) -> Any:
+        return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+
+    logs = fit(model)
+    assert_as_alone(model, alone, logs, lambda: fit(alone))
+
+
 @on_ranks(2)
 def what_is_made_outside_a_scope_is_refused() -> None:
     strategy = mirrored()

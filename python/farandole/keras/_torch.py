@@ -9,6 +9,7 @@ from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common._groups import members
 from farandole.common._process_set import group_of
+from farandole.common._reduction import Average, Sum
 from farandole.keras._exchange import (
     BROADCAST,
     Exchange,
@@ -18,6 +19,7 @@ from farandole.keras._exchange import (
     label_of,
 )
 from farandole.keras._reduction import Reduction
+from farandole.torch._operations.allreduce import grouped_allreduce
 from farandole.torch._tensors import check_on_host
 from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.passes import untraced
@@ -26,7 +28,7 @@ from farandole.torch._training.passes import untraced
 class HookedExchange(Exchange):
     """What autograd accumulates into the variables' ``grad`` is reduced when ``backward()``
     returns. Gradients that come another way, and those of the first step, are reduced when the
-    optimizer gets them.
+    optimizer gets them; so are all of them once another optimizer has taken one of the variables.
 
     Args:
         variables: all that the optimizer has and the ranks share.
@@ -71,6 +73,8 @@ class HookedExchange(Exchange):
         variables: Sequence[Any],
         values: Sequence[Any] = (),  # noqa: ARG002 - variables have them
     ) -> list[Any]:
+        if self._exchange.taken is not None and self._is_plain_mean:
+            return self._as_given(list(gradients))
         if self._exchange.reduced:
             return self._with_late(list(gradients), variables)
         if not self._compared:
@@ -93,6 +97,29 @@ class HookedExchange(Exchange):
             p.grad if id(p) in self._parameters else gradient
             for p, gradient in zip(parameters, gradients, strict=True)
         ]
+
+    @property
+    def _is_plain_mean(self) -> bool:
+        return self._exchange.is_mean and self.reduction.passes_factor == 1
+
+    def _as_given(self, gradients: list[Any]) -> list[Any]:
+        """Where a later optimizer's hooks hear of some of the variables, as with two optimizers in
+        a step, the first of which was built with all of the model's. What those hooks have reduced
+        is alike on all ranks: the mean of it is the same."""
+        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        reduction = self.reduction
+        reduced = grouped_allreduce(
+            [gradients[i].detach() for i in there],
+            name=f"{self.label} as given",
+            compression=reduction.compression,
+            op=Average if reduction.op == "mean" else Sum,
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
+            process_set=reduction.process_set,
+        )
+        for i, gradient in zip(there, reduced, strict=True):
+            gradients[i] = gradient
+        return gradients
 
     def _with_late(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """What backward has not brought, beside what it has reduced, comes from the program."""

@@ -31,6 +31,7 @@ from farandole._core import InvalidArgument
 from farandole.common import _wrapped
 from farandole.common._inside import require_inside
 from farandole.keras._exchange import AloneExchange, Exchange
+from farandole.keras._global.steps import running
 from farandole.keras._reduction import Reduction
 
 _states: weakref.WeakSet[State] = weakref.WeakSet()
@@ -121,12 +122,22 @@ class State:
     def around(self, call: Callable[[], Any]) -> Any:
         """Calls the optimizer's own method, with gradients that are reduced."""
         self.inside = True
+        _updating.append(self)
         try:
             return call()
         finally:
+            _updating.pop()
             self.inside = False
             if self.exchange is not None:
                 self.exchange.stepped()
+
+
+_updating: list[State] = []
+
+
+def is_updating() -> bool:
+    """Whether an optimizer is called whose gradients are reduced already."""
+    return bool(_updating)
 
 
 def numbered(name: str, number: int) -> str:
@@ -165,7 +176,10 @@ class Distributed:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         own = super().apply  # type: ignore[misc]
-        if state_of(self).inside or reduces_at_update(self):
+        if state_of(self).inside:
+            return own(grads, trainable_variables)
+        grads = _weighed(grads)
+        if reduces_at_update(self):
             return own(grads, trainable_variables)
         return apply_reduced(self, state_of(self), own, grads, trainable_variables)
 
@@ -178,10 +192,10 @@ class Distributed:
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:
         own = super().stateless_apply  # type: ignore[misc]
-        if state_of(self).inside or reduces_at_update(self):
+        if state_of(self).inside or reduces_at_update(self):  # it calls apply
             return own(optimizer_variables, grads, trainable_variables)
         return stateless_apply_reduced(
-            self, state_of(self), own, optimizer_variables, grads, trainable_variables
+            self, state_of(self), own, optimizer_variables, _weighed(grads), trainable_variables
         )
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
@@ -209,6 +223,12 @@ class Distributed:
                 "ranks have agreed on what they share"
             )
         state.local.add(self._var_key(var))  # type: ignore[attr-defined]
+
+
+def _weighed(gradients: Any) -> Any:
+    """In a step of the user's own of a farandole.keras.Model: by this rank's samples."""
+    steps = running()
+    return gradients if steps is None else steps.weighed(gradients)
 
 
 def apply_reduced(
@@ -261,7 +281,8 @@ def _teach(scaling: Any) -> None:
         own = own_apply.__get__(self)
         if not waits(self):
             return own(grads, trainable_variables)
-        return apply_reduced(self, state_of(self.inner_optimizer), own, grads, trainable_variables)
+        state, grads = state_of(self.inner_optimizer), _weighed(grads)
+        return apply_reduced(self, state, own, grads, trainable_variables)
 
     def stateless_apply(
         self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
@@ -269,7 +290,7 @@ def _teach(scaling: Any) -> None:
         own = own_stateless.__get__(self)
         if not waits(self):
             return own(optimizer_variables, grads, trainable_variables)
-        state = state_of(self.inner_optimizer)
+        state, grads = state_of(self.inner_optimizer), _weighed(grads)
         return stateless_apply_reduced(
             self, state, own, optimizer_variables, grads, trainable_variables
         )

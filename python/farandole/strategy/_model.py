@@ -13,7 +13,7 @@ in farandole.keras.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,10 @@ class SharedModel(Model):
     @staticmethod
     def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:  # noqa: ARG004
         return compute()  # variables are read so
+
+    def _by_itself(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.strategy.extended.by_itself()
+        return context
 
     def __init__(self, model: Any, strategy: Any) -> None:
         vars(self)["strategy"] = strategy

@@ -42,13 +42,13 @@ def hold_updates(optimizer: Any, steps: Steps) -> None:
     def held_apply(grads: Any, trainable_variables: Any = None) -> Any:
         if steps.held is None:
             return apply(grads, trainable_variables)
-        steps.held.append(list(grads))
+        steps.held.append(steps.weighed(grads))
         return None
 
     def held_stateless_apply(optimizer_variables: Any, grads: Any, trainable: Any) -> Any:
         if steps.held is None:
             return stateless_apply(optimizer_variables, grads, trainable)
-        steps.held.append(list(grads))
+        steps.held.append(steps.weighed(grads))
         return trainable, optimizer_variables
 
     optimizer.apply, optimizer.stateless_apply = held_apply, held_stateless_apply

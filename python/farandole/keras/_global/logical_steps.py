@@ -253,12 +253,7 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
         if shares is None:
             return own_train(data)
 
-        def own(batch: Any) -> Any:
-            logs = own_train(batch)
-            parts.steps.require_scaled(model)
-            return logs
-
-        state = step(own, batches, shares, _TRAINING)
+        state = step(own_train, batches, shares, _TRAINING)
         if state.gradients:
             update(state.gradients)
         return parts.logs(state.metrics, state.extra, _TRAINING)
@@ -313,7 +308,6 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
 
         def call(batch: Any, others: _Values, metrics: _Values) -> Any:
             logs, (_, new, _, added) = own_train((trained, others, optimizer, metrics), batch)
-            parts.steps.require_scaled(model)
             return logs, new, added
 
         return parts.state(call, batch, share, part, others, metrics, _TRAINING)

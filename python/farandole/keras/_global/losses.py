@@ -13,8 +13,7 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
 The third column's sums over ranks are one collective of one number, per output and step, within it.
 
 With several outputs Keras also keeps a mean of each one's loss over the batches, weighted by their
-samples, or by 1 in a program that does not know how many there are (TensorFlow). There a rank's
-weighs count / total.
+samples, or by 1 in a program that does not know how many there are (TensorFlow): see means.py.
 """
 
 from __future__ import annotations
@@ -50,19 +49,6 @@ def _wrap(compile_loss: Any, steps: Steps) -> None:
         else each
         for i, each in enumerate(compile_loss._flat_losses)
     ]
-    for mean in compile_loss.metrics:
-        _weigh(mean, steps)
-
-
-def _weigh(mean: Any, steps: Steps) -> None:
-    own = type(mean).update_state.__get__(mean)
-
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
-        if sample_weight is None and steps.share is not None:
-            sample_weight = steps.share[0, 0] / steps.share[0, 1]
-        return own(values, sample_weight=sample_weight)
-
-    mean.update_state = update_state
 
 
 class _SharedLoss:

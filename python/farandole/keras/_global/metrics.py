@@ -50,13 +50,26 @@ def values_of(results: Any) -> Any:
     return keras.tree.map_structure(value, results)
 
 
-def mean_of_logs(logs: dict[str, Any]) -> dict[str, Any]:
-    """Collective: numbers that a training step of the user's own returns, which no metric of the
-    model has, become their mean over ranks."""
+def of_own_logs(logs: dict[str, Any], mine: dict[str, Any], joint: dict[str, Any]) -> Any:
+    """Collective: what a training step of the user's own returns. The result of a metric of the
+    model's is that of all ranks; other numbers become their mean over ranks.
+
+    Args:
+        mine: results of the model's metrics, of this rank.
+        joint: of all ranks.
+    """
     names = sorted(logs)
-    mine = np.array([float(keras.ops.convert_to_numpy(logs[name])) for name in names])
-    means = _host.all_reduce(mine, "mean", f"logs {', '.join(names)}")
-    return dict(zip(names, means.tolist(), strict=True))
+    values = [float(keras.ops.convert_to_numpy(logs[name])) for name in names]
+    are_results = [
+        float(np.array_equal(keras.ops.convert_to_numpy(mine[name]), np.float32(value)))
+        if name in mine
+        else 0.0
+        for name, value in zip(names, values, strict=True)
+    ]
+    both = np.array([*values, *are_results])
+    means = _host.all_reduce(both, "mean", f"logs {', '.join(names)}").tolist()
+    rows = zip(names, means[: len(names)], means[len(names) :], strict=True)
+    return {name: joint[name] if everywhere == 1 else mean for name, mean, everywhere in rows}
 
 
 def _unique(variables: Any) -> list[Any]:

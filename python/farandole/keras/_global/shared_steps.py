@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -31,14 +31,16 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         with steps.of(share), normalization.joined(), kept:
             yield
 
+    def weighing() -> AbstractContextManager[None]:
+        on_torch = keras.backend.backend() == "torch"
+        return steps.hooked(model.trainable_variables) if on_torch else nullcontext()
+
     def train_step(data: Any) -> Any:
         batch, share = unmarked(data)
         if share is None:
             return own_train(data)
-        with changing(share):
-            logs = own_train(batch)
-            steps.require_scaled(model)
-        return logs
+        with changing(share), weighing():
+            return own_train(batch)
 
     def test_step(data: Any) -> Any:
         batch, share = unmarked(data)
@@ -103,7 +105,6 @@ def _jax_steps(
             return own_train(state, data)
         with steps.of(share, total_of(data)), normalization.joined():
             logs, (trained, others, optimizer, metrics) = own_train(state, batch)
-            steps.require_scaled(model)
             others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])
             return logs, (trained, others, optimizer, metrics)
 

@@ -8,7 +8,9 @@ call. The model's steps are replaced, on this one object, by steps that take it 
 `Steps.share` while the model's own step runs or is traced, and there
 
     Optimizer.scale_loss     multiplies by count * size / total: the mean of the ranks' gradients is
-                             that of all samples
+                             that of all samples. In a step of the user's own it does not, since
+                             nobody knows which losses that scales: there gradients are weighed,
+                             of every optimizer (optimizers.py), as each gets them
     each loss                see losses.py: where its divisor is not the number of samples
     joined statistics        leave a sample out that does not count (moments.py)
     the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks
@@ -22,7 +24,7 @@ Data without a share (a user's own calls of the model) are steps as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +32,6 @@ import keras
 import numpy as np
 
 from farandole import _world
-from farandole._core import InvalidArgument
 from farandole.data import Share
 from farandole.data._logical import Block
 
@@ -87,7 +88,9 @@ class Steps:
         self.share: Any = None  # a tensor, inside a step whose batch has one
         self.total: int | None = None  # on JAX: samples of that batch
         self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
-        self._scaled = False  # the step's loss has its weight
+        self.weighs_gradients = False  # and not the loss
+        # Makes an optimizer reduce that the model was not compiled with.
+        self.adopt: Callable[[Any], None] = lambda _: None
 
     def count_and_total(self) -> tuple[Any, Any]:
         """Tensors of no dimension; the count is at least 1."""
@@ -98,22 +101,59 @@ class Steps:
         """Whether this rank has samples in the batch."""
         return self.share[0, 0] > 0
 
-    def scaled(self, loss: Any) -> Any:
-        """With the weight of this rank's samples."""
-        if self.share is None:
-            return loss
-        self._scaled = True
+    def _weight(self, dtype: Any) -> Any:
+        """Of this rank's samples."""
         # The gradients of logical ranks are summed, those of ranks averaged.
-        ranks = float(_world.size()) if self.block is None else 1.0
-        weight = self.share[0, 0] * ranks / self.share[0, 1]
-        return loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype))
+        ranks = _world.size() if self.block is None else 1
+        share = keras.ops.cast(self.share, dtype)
+        return share[0, 0] * ranks / share[0, 1]
+
+    def scaled(self, loss: Any) -> Any:
+        if self.share is None or self.weighs_gradients:
+            return loss
+        return loss * keras.ops.cast(
+            self._weight("float32"), keras.backend.standardize_dtype(loss.dtype)
+        )
+
+    def weighed(self, gradients: Iterable[Any]) -> list[Any]:
+        """As an optimizer gets them. On PyTorch they have their weight already, by `hooked`."""
+        ours = list(gradients)
+        hooked = keras.backend.backend() == "torch" and self.block is None
+        if self.share is None or not self.weighs_gradients or hooked:
+            return ours
+        return [self._one_weighed(gradient) for gradient in ours]
+
+    def _one_weighed(self, gradient: Any) -> Any:
+        if gradient is None:
+            return None
+        if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
+            values = self._one_weighed(gradient.values)
+            return type(gradient)(values, gradient.indices, gradient.dense_shape)
+        dtype = keras.backend.standardize_dtype(gradient.dtype)
+        exact = dtype if dtype == "float64" else "float32"
+        return keras.ops.cast(keras.ops.cast(gradient, exact) * self._weight(exact), dtype)
 
     @contextmanager
-    def of(self, share: Any, total: int | None = None) -> Iterator[None]:
-        self.share, self.total, self._scaled = share, total, False
+    def hooked(self, variables: Iterable[Any]) -> Iterator[None]:
+        """On PyTorch, where gradients are reduced while autograd computes others."""
+        weight = float(self._weight("float64"))
+        hooks: list[Any] = []
+        if self.weighs_gradients and weight != 1.0:
+            hooks += [v.value.register_hook(lambda gradient: gradient * weight) for v in variables]
         try:
             yield
         finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def of(self, share: Any, total: int | None = None) -> Iterator[None]:
+        self.share, self.total = share, total
+        _running.append(self)
+        try:
+            yield
+        finally:
+            _running.pop()
             self.share = self.total = None
 
     @contextmanager
@@ -127,18 +167,17 @@ class Steps:
         finally:
             self.held = None
 
-    def require_scaled(self, model: Any) -> None:
-        shared = _world.size() > 1 or self.block is not None
-        if not self._scaled and model.optimizer is not None and shared:
-            raise InvalidArgument(
-                f"train_step() of {type(model).__name__} does not call "
-                "self.optimizer.scale_loss(loss), by which ranks with more samples weigh more\n"
-                "  advice: compute gradients of self.optimizer.scale_loss(loss), as Keras' own "
-                "train_step() does"
-            )
+
+_running: list[Steps] = []
+
+
+def running() -> Steps | None:
+    """Of the model whose step runs, or is traced."""
+    return _running[-1] if _running else None
 
 
 def weigh_loss(optimizer: Any, steps: Steps) -> None:
-    """From now on the optimizer scales losses by the weight of the step's share, too."""
+    """From now on the optimizer scales losses by the weight of the step's share, too, in a step of
+    Keras' own."""
     own = type(optimizer).scale_loss.__get__(optimizer)
     optimizer.scale_loss = lambda loss: steps.scaled(own(loss))

@@ -19,7 +19,7 @@ from farandole.keras._global.agreement import (
 from farandole.keras._global.compiled import rows_of_compiled
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.logical import seed_states
-from farandole.keras._global.metrics import mean_of_logs, values_of
+from farandole.keras._global.metrics import of_own_logs, values_of
 from farandole.keras._global.normalization import average_statistics
 from farandole.keras._global.sources import source_of
 from farandole.keras._global.wrapping import Wrapping, is_built
@@ -74,8 +74,9 @@ class Together(Wrapping):
     def _share_weights(self) -> None:
         """Collective. Raises Mismatch where the ranks' models differ."""
         model = self._model
-        optimizer = model.optimizer if model.compiled else None
-        state = optimizer.variables if optimizer is not None and optimizer.built else []
+        optimizers = [*self._others, model.optimizer if model.compiled else None]
+        there = [each for each in optimizers if each is not None and each.built]
+        state = [variable for each in there for variable in each.variables]
         if _world.size() > 1:
             seeds = [] if self._block is None else seed_states(model)
             broadcast_variables([*model.weights, *state, *seeds], 0)
@@ -124,8 +125,16 @@ class Together(Wrapping):
 
         results = self._of_all_ranks(self._model, computed)
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own
-            return mean_of_logs(logs)
+            return self._own_logs(logs)
         return results
+
+    def _own_logs(self, logs: dict[str, Any]) -> Any:
+        def results() -> Any:
+            return values_of(self._model.get_metrics_result())
+
+        with self._by_itself():
+            mine = results()
+        return of_own_logs(logs, mine, self._of_all_ranks(self._model, results))
 
     def _write(self, what: str, write: Callable[[], Any]) -> None:
         average_statistics(self._model)

@@ -4,13 +4,14 @@ whoever asks for anything else."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from farandole._core import InvalidArgument
 from farandole.common._reduction import Average, Sum, core_op
 from farandole.data._logical import Block
 from farandole.data._policy import Policy
+from farandole.keras._global import average_loss, means, optimizers
 from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
 from farandole.keras._global.logical_steps import logical_steps
@@ -25,7 +26,7 @@ from farandole.keras.optimizer import DistributedOptimizer
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate", "_op", "_normalization", "_policy", "_looks",
+        "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others", "_policies_compared",
     )
 )  # fmt: skip
 
@@ -55,6 +56,12 @@ class Wrapping:
         if self._block is not None:
             self._op = Sum  # of parts, each of which weighs as much as it has samples
         self._steps = Steps(self._block)
+        self._steps.weighs_gradients = not type(model).train_step.__module__.startswith("keras.")
+        self._steps.adopt = self._adopt_optimizer
+        self._others: list[Any] = []  # optimizers of the model's own step
+        optimizers.learn()
+        means.learn()
+        average_loss.learn()
         self._normalization = Normalization(model, self._steps, every=sync_batch_norm)
         self._normalization.check()
         self._seed = seed
@@ -82,6 +89,10 @@ class Wrapping:
     _op = Average
     _reducing = staticmethod(lambda optimizer: optimizer)
     _of_all_ranks = staticmethod(with_global_state)
+
+    def _by_itself(self) -> AbstractContextManager[Any]:
+        """Around what this rank alone reads."""
+        return nullcontext()
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN or name.startswith("__"):
@@ -168,6 +179,12 @@ class Wrapping:
             share_losses(model._compile_loss, self._steps)
         model.train_function = model.test_function = model.predict_function = None
         self._due = True
+
+    def _adopt_optimizer(self, optimizer: Any) -> None:
+        """One that the model was not compiled with."""
+        options = {k: v for k, v in self._options.items() if k not in ("name", "groups")}
+        DistributedOptimizer(self._reducing(optimizer), op=self._op, **options)
+        self._others.append(optimizer)
 
 
 def look_into(iterator: Any) -> None:

@@ -122,7 +122,7 @@ class GradientExchange(Hooked):
         self._late = LateGradients(f"late gradients {self.reducer.key:x}", named, reduction)
         watch_weights(self.reducer, weights, line)
         self.reducing = False  # the present pass
-        self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
+        self.is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
         self._passes_per_step = passes_per_step
         self._passes = 0  # begun since gradients were last reduced
         self._held = 0  # depth of no_sync()
@@ -231,7 +231,7 @@ class GradientExchange(Hooked):
     def _take(self, i: int) -> None:
         """The mean of what was reduced already, and equal on all ranks, is that value; a sum would
         count it once per rank."""
-        if self._standing and not self._is_mean and self._gradients.still_stands(i):
+        if self._standing and not self.is_mean and self._gradients.still_stands(i):
             raise InvalidArgument(
                 f"the gradient of '{self.names[i]}' was already summed over the ranks and would "
                 "be summed again\n  advice: call step() or zero_grad() between two backward "

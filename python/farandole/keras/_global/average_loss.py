@@ -1,0 +1,38 @@
+"""``tf.nn.compute_average_loss`` with a global batch, in a step of a shared model.
+
+Gradients are averaged there by the weight of each rank's samples, which is right for a mean over
+them. What it gives is a sum over these, by a number of all; so it gets the factor that a loss with
+``reduction="sum"`` has (losses.py).
+"""
+
+from __future__ import annotations
+
+from functools import cache, wraps
+from typing import Any
+
+import keras
+
+from farandole.keras._global.steps import running
+
+
+@cache
+def learn() -> None:
+    """On TensorFlow alone."""
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    own = tf.nn.compute_average_loss
+
+    @wraps(own)
+    def compute_average_loss(
+        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    ) -> Any:
+        loss = own(per_example_loss, sample_weight, global_batch_size)
+        steps = running()
+        if global_batch_size is None or steps is None or steps.share is None:
+            return loss
+        count, total = steps.count_and_total()
+        return loss * tf.cast(total / count, loss.dtype)
+
+    tf.nn.compute_average_loss = tf.autograph.experimental.do_not_convert(compute_average_loss)
