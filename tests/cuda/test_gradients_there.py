@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -405,6 +406,38 @@ def test_a_rank_that_is_killed(there: Start) -> None:
     assert one == other
     assert "was killed by SIGKILL during all_reduce" in one[0]
     assert one[1] == ["", ""]
+
+
+def leaves_an_optimizer() -> bool:
+    """While the devices are late, which go on meanwhile. Whether shutdown() waited for them."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    model, optimizer = small(tensors)
+    goes_on = threading.Event()
+
+    def go_on() -> None:
+        goes_on.set()
+        rank.machine.control.hold(False)
+
+    for step in range(2):
+        rank.machine.control.hold(step == 1)
+        optimizer.zero_grad()
+        model(batch(step)[:, :30]).sum().backward()
+        if step == 0:
+            tensors.settle()
+            optimizer.step()
+    fd.barrier()
+    threading.Timer(0.2, go_on).start()
+    fd.shutdown()
+    waited = goes_on.is_set()
+    go_on()
+    assert optimizer.param_groups
+    return waited
+
+
+def test_a_rank_that_ends_with_an_optimizer(there: Start) -> None:
+    """As programs do: their model and optimizer end with the process."""
+    assert there(2).run(leaves_an_optimizer) == [True, True]
 
 
 def fuses() -> int:

@@ -475,6 +475,31 @@ def test_a_rank_that_sleeps_is_woken_by_the_oldest_of_its_operations(by_steps: S
         assert in_all <= 3
 
 
+def calls_of_a_one_shot() -> list[str]:
+    """What one that follows others asks of the driver once its arrays are looked at."""
+    rank = Rank("functions")
+    x, _ = rank.pair(1000, "float32")
+    y = rank.array(1000, "float32")
+    for _ in range(3):
+        fd.all_reduce(x, out=y)
+    y.get()
+    time.sleep(0.1)  # nothing more is asked for their sake
+    rank.machine.control.clear_log()
+    fd.all_reduce(x, out=y)
+    log = rank.machine.log()
+    assert fd.world().last_path == "spin"
+    rank.end()
+    looked = len(log) - log[::-1].index("cuPointerGetAttribute")
+    return [call for call in log[looked:] if not call.startswith(("cuCtx", "cuStreamIs"))]
+
+
+def test_a_one_shot_makes_four_calls_of_the_driver(by_steps: Start) -> None:
+    """It tells of its end itself. The last call is for the owner's stream."""
+    of_it = ["cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel", "cuEventRecord"]
+    for calls in by_steps(2, FARANDOLE_DEVICE_PATH="spin").run(calls_of_a_one_shot):
+        assert calls == [*of_it, "cuStreamWaitEvent"]
+
+
 def a_bell_fails() -> None:
     rank = Rank("functions")
     x, on_host = rank.pair(1000, "float32")
