@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,22 @@ def two() -> Iterator[list[str]]:
         for name in names:
             if shutil.which("ip") is not None:
                 subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@contextmanager
+def named(names: list[str], address: str) -> Iterator[None]:
+    """Programs that start there find this host's name at an address of the loopback's, as Debian
+    sets it: 127.0.1.1."""
+    folders = [Path("/etc/netns", name) for name in names]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True)
+            lines = ["127.0.0.1 localhost", f"{address} {socket.gethostname()}"]
+            (folder / "hosts").write_text("\n".join([*lines, ""]))
+        yield
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(names: list[str]) -> str | None:

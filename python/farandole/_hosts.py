@@ -22,8 +22,6 @@ from farandole._limits import setting
 from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 
-_attempts: Counter[str] = Counter()  # to meet in a store, by job: what was said there stays
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -98,10 +96,11 @@ def meet(
             _say_why(meeting, mine | {"failed": str(error)}, job, store)
         raise
     if rank == 0:
+        mine["world"] = secrets.token_hex(8)
         mine["tuning"] = tuning
         mine["secret"] = secrets.token_hex(_secret.BYTES) if is_made_here else ""
     if ranks is not None:
-        mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
+        mine |= _mpi.threads()
         met = _mpi_meeting.exchange(ranks, mine, _objection, until)
     elif (store := store or _store.torchruns(meeting)) is not None:
         met = _store.exchange_in(store, _place_in_store(job), meeting, mine, _objection)
@@ -127,15 +126,14 @@ def _say_why(
         meeting = replace(meeting, until=until)
         store = store or _store.torchruns(meeting)
         if store is not None:
-            _store.fail_in(store, _place_in_store(job), failed, _objection([failed]))
+            _store.exchange_in(store, _place_in_store(job), meeting, failed, _objection)
         elif meeting.port:
             at = _listening.receiving_at(meeting.address)
             _store.exchange(replace(meeting, at=at), failed, _objection)
 
 
 def _place_in_store(job: str) -> str:
-    _attempts[job] += 1
-    return f"farandole/{job}/{_attempts[job]}"
+    return f"farandole/{job}"
 
 
 def _warnings(rank: int) -> tuple[Callable[[str], None], float]:
@@ -235,7 +233,7 @@ def _measured(
     return Measured(
         _core.OtherHosts(ranks, secret, [each.detach() for each in listeners]),
         None if of is None else _port(of, table, len(hosts)),
-        table[0]["job"] if of is None else f"mpi:{table[0]['world']}",
+        f"{table[0]['job']}:{table[0]['world']}",
         table[0]["tuning"],
         local_rank,
         len(here),

@@ -103,9 +103,17 @@ def job_name(launcher: Launcher | None, size: int, epoch: int, environment: Envi
     """What the ranks of this job, and of no other, have in common."""
 
     address, port = master(environment)
-    restarts = _first(environment, "FARANDOLE_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
     called = job_id(launcher or _NOBODY, environment)
-    return ":".join([address, str(port), str(size), called, restarts, str(epoch)])
+    return ":".join([address, str(port), str(size), called, _restarts(environment), str(epoch)])
+
+
+def _restarts(environment: Environment) -> str:
+    """How often the job was started again, where all ranks know the same: of several torchruns each
+    counts its own."""
+    names = ["FARANDOLE_RESTART_COUNT"]
+    if environment.get("GROUP_WORLD_SIZE", "1") == "1":
+        names.append("TORCHELASTIC_RESTART_COUNT")
+    return _first(environment, *names)
 
 
 def master(environment: Environment) -> tuple[str, int]:

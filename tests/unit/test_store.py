@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import re
 import socket
@@ -266,16 +265,56 @@ def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() ->
     meeting = _store.Meeting(0, 3, HERE, 0, b"", until, warn=said.put, warn_after=0.2)
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(_store.exchange_in, store, "name", meeting, words_of(0), odd)
-        _store.fail_in(store, "name", words_of(1, odd=True), None)
-        text = said.get(timeout=20)
-        while "rank 2 has not come" not in text:  # it may have been rank 1 first
-            meeting.warn(text)
-            text = said.get(timeout=20)
-        store.set("name/2", json.dumps(words_of(2)))
+        assert "1 of 3 ranks came to torch.distributed's store; missing: ranks 1, 2" in said.get(
+            timeout=20
+        )
+        for rank in (1, 2):  # the second one comes late
+            with pytest.raises(RendezvousError, match=r"^rank 1 is odd$"):
+                in_store(store, rank, name="name", odd=rank == 1)
         with pytest.raises(RendezvousError, match=r"^rank 1 is odd$"):
             first.result(20)
-    _store.fail_in(store, "other", words_of(0), RendezvousError("rank 0 is odd"))
-    assert json.loads(store.get("other"))["refused"] == "rank 0 is odd"
+
+
+def in_store(
+    store: Store, rank: int, size: int = 3, seconds: float = 20, name: str = "job", **more: Any
+) -> Any:
+    """The round of these ranks, as one of them meets the others."""
+    meeting = _store.Meeting(rank, size, HERE, 0, b"", time.monotonic() + seconds)
+    return _store.meet_in(store, name, meeting, words_of(rank, **more), odd)
+
+
+def test_words_of_ranks_that_met_there_before_count_for_nothing() -> None:
+    """torchrun's store stays: a rank that comes first finds the last round, which has ended well,
+    was refused, or was cut off by a death; and so does rank 0 find words that others have left."""
+    store = Store()
+    with ThreadPoolExecutor(3) as threads:
+        for came in (3, 2, 1, 3):
+            seconds = 20 if came == 3 else 0.3
+            others = [threads.submit(in_store, store, r, run=came) for r in range(1, came)]
+            time.sleep(0.1)  # they find the round before
+            first = threads.submit(in_store, store, 0, seconds=seconds, run=came)
+            if came < 3:
+                for each in (first, *others):
+                    with pytest.raises(RendezvousError, match=f"{came} of 3 ranks came.* rank.*2"):
+                        each.result(20)
+                continue
+            rounds = [each.result(20) for each in (first, *others)]
+            assert len({met.key for met in rounds}) == 1
+            for met in rounds:
+                assert [words["rank"] for words in met.table] == [0, 1, 2]
+                assert {words["run"] for words in met.table} == {came}
+
+
+def test_ranks_without_rank_0_do_not_take_an_old_answer() -> None:
+    store = Store()
+    with ThreadPoolExecutor(2) as threads:
+        for each in [threads.submit(in_store, store, rank, size=2) for rank in range(2)]:
+            each.result(20)
+    alone = _store.Meeting(1, 2, HERE, 0, b"", time.monotonic() - _store.GRACE)
+    with pytest.raises(RendezvousError, match="rank 1 did not meet all others: rank 0 has not ans"):
+        _store.meet_in(store, "job", alone, words_of(1), odd)
+    with pytest.raises(RendezvousError, match="rank 0 has opened no round"):
+        _store.meet_in(store, "other", alone, words_of(1), odd)
 
 
 # ---- the line, while ranks that have met connect to each other ----

@@ -9,7 +9,8 @@ holds that port, its own store carries the same words.
     reception.py    rank 0's part
     guest.py        the others'
     line.py         what a rank says that cannot reach another one, once all have met here
-    torch_store.py  the same in a store of torch.distributed's
+    rounds.py       the words of all ranks in a store of torch.distributed's
+    torch_store.py  the same as above in such a store
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from farandole._store.guest import Lost, be_guest, nobody_there
 from farandole._store.line import Line, told
 from farandole._store.meeting import (
     FAREWELL,
+    GRACE,
     Check,
     Meeting,
     Met,
@@ -31,17 +33,19 @@ from farandole._store.meeting import (
     refused,
 )
 from farandole._store.reception import Reception, listen, no_place
-from farandole._store.torch_store import KeyValueStore, exchange_in, fail_in, torchruns
+from farandole._store.rounds import KeyValueStore, meet_in
+from farandole._store.torch_store import exchange_in, torchruns
 
 __all__ = [
     "FAREWELL",
+    "GRACE",
     "KeyValueStore",
     "Line",
     "Meeting",
     "Met",
     "exchange",
     "exchange_in",
-    "fail_in",
+    "meet_in",
     "name_of",
     "refusal",
     "refused",

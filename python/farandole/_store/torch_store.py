@@ -3,74 +3,33 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Protocol
 
-from farandole._core import Error, RendezvousError
+from farandole._core import RendezvousError
 from farandole._store.line import failed, is_silent
-from farandole._store.meeting import (
-    GRACE,
-    Check,
-    Meeting,
-    Met,
-    Reminder,
-    Words,
-    name_of,
-    refusal,
-    refused,
-)
+from farandole._store.meeting import GRACE, Check, Meeting, Met, Reminder, Words, name_of
+from farandole._store.rounds import KeyValueStore, meet_in
 from farandole._store.talk import LOOK
 
 _PAUSE = 0.01
 
 
-class KeyValueStore(Protocol):
-    """What we need of a store of torch.distributed's. ``get`` waits for the key."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-
-
 def exchange_in(
     store: KeyValueStore, name: str, meeting: Meeting, mine: Words, check: Check
 ) -> Met:
-    """The same as ``exchange`` in a store; ``name`` is this meeting's there.
+    """The same as ``exchange`` in a store; ``name`` is the job's there.
 
     Raises:
-        RendezvousError: ranks are missing when the store's patience ends, or ``check`` refuses.
+        RendezvousError: ranks are missing at the deadline, or ``check`` refuses.
     """
-    rank = meeting.rank
-    try:
-        store.set(f"{name}/{rank}", json.dumps(mine))
-        if rank == 0:
-            table = _gather_in(store, name, meeting)
-            store.set(name, json.dumps(refusal(check(table)) | {"ranks": table}))
-        answer = json.loads(store.get(name))
-    except (RuntimeError, OSError) as error:  # torch's DistStoreError is the former
-        raise RendezvousError(
-            f"rank {rank} did not meet all others in torch.distributed's store: {error}"
-        ) from error
-    if answer["refused"]:
-        raise refused(answer)
-    until = meeting.until + (GRACE if rank == 0 else 2 * GRACE)  # rank 0 says who is late
-    line = InStore(store, name, name_of(mine), rank, meeting.size, until)
-    return Met(answer["ranks"], line)
-
-
-def _gather_in(store: KeyValueStore, name: str, meeting: Meeting) -> list[Words]:
-    table: list[Words] = []
-    said = "rank {} has not come to torch.distributed's store"
-    with _reminding(meeting, lambda: said.format(len(table))):
-        while len(table) < meeting.size:
-            table.append(json.loads(store.get(f"{name}/{len(table)}")))
-    return table
+    key, table = meet_in(store, name, meeting, mine, check)
+    until = meeting.until + (GRACE if meeting.rank == 0 else 2 * GRACE)  # rank 0 says who is late
+    return Met(table, InStore(store, key, name_of(mine), meeting.rank, meeting.size, until))
 
 
 @contextmanager
@@ -88,17 +47,6 @@ def _reminding(meeting: Meeting, text: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         done.set()
-
-
-def fail_in(store: KeyValueStore, name: str, mine: Words, why: Error | None) -> None:
-    """Instead of meeting there: the others learn why this rank does not.
-
-    Raises:
-        RuntimeError: the store is gone.
-    """
-    store.set(f"{name}/{mine['rank']}", json.dumps(mine))
-    if mine["rank"] == 0:
-        store.set(name, json.dumps(refusal(why) | {"ranks": []}))
 
 
 def torchruns(meeting: Meeting) -> KeyValueStore | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from farandole import _listening, _place, _world
 from farandole.torch import _devices
 from farandole.torch._c10d.fallbacks import note_fallback
 from farandole.torch._c10d.meeting import Membership
@@ -37,6 +39,22 @@ class Defaults:
 defaults = Defaults()
 
 
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """At the address by which others reach this host. By itself it takes the one that the host's
+    own name has, which may be the loopback's (Debian's 127.0.1.1)."""
+    gloo: Any = dist.ProcessGroupGloo
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return gloo(store, rank, size, timeout)
+    address = "127.0.0.1"
+    if _world.cross_size() > 1:
+        address = _listening.own_addresses(_place.master(os.environ)[0])[0]
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._threads = 2
+    options._timeout = timeout
+    return gloo(store, rank, size, options)
+
+
 class EngineGroup(_ProcessGroup):  # type: ignore[misc]
     """Of the ranks that share a store."""
 
@@ -49,9 +67,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self._coalesced: Coalesced | None = None
         # The registered backend names the group and its device for PyTorch, and runs what the
         # engine does not have.
-        self._gloo = dist.ProcessGroupGloo(
-            PrefixStore(self._membership.name, store), rank, size, timeout
-        )
+        self._gloo = _gloo(PrefixStore(self._membership.name, store), rank, size, timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
         self._register_backend(torch.device("cpu"), kind, self._gloo)
         if _devices.knows_cuda():

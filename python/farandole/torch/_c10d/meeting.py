@@ -6,9 +6,9 @@ world already stay in it; ranks that have none enter a new one, under a name tha
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from farandole import _core, _hosts, _world
+from farandole import _core, _hosts, _store, _world
 from farandole._core import RendezvousError
 from farandole._tables import listed
 from farandole._world import Group
@@ -47,20 +47,17 @@ def _my_post() -> _Post:
 
 
 def _exchange(store: Any, rank: int, size: int, mine: _Post, timeout: timedelta) -> list[_Post]:
-    # A store may outlive a group and be used again by the next: each meeting has a number, and
-    # nobody begins the next before all have come to this one.
-    meeting = (store.add("farandole/arrivals", 1) - 1) // size
-    keys = [f"farandole/{meeting}/{r}" for r in range(size)]
-    store.set(keys[rank], json.dumps(asdict(mine)))
+    until = time.monotonic() + timeout.total_seconds()
+    meeting = _store.Meeting(rank, size, "", 0, b"", until)
+    words = {"rank": rank, "post": asdict(mine)}
     try:
-        store.wait(keys, timeout)
-    except RuntimeError as error:
-        missing = [r for r, key in enumerate(keys) if not store.check([key])]
+        met = _store.meet_in(store, "farandole", meeting, words, lambda _: None)
+    except RendezvousError as error:
         raise RendezvousError(
-            f"{size - len(missing)} of {size} ranks came to make the process group within "
-            f"{timeout.total_seconds():g} s; missing: {listed('rank', missing)}"
+            f"the ranks did not make the process group within {timeout.total_seconds():g} s: "
+            f"{error.verdict}"
         ) from error
-    return [_Post(**json.loads(store.get(key))) for key in keys]
+    return [_Post(**words["post"]) for words in met.table]
 
 
 def _differing(posts: list[_Post], what: Callable[[_Post], _T]) -> dict[_T, list[int]]:

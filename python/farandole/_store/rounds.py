@@ -1,0 +1,190 @@
+"""The words of all ranks, in a store that may still hold those of ranks that met there before.
+
+A store of torchrun's outlives the processes of a round, and nothing that all ranks know tells one
+round from the next: each agent counts its own restarts. So rank 0 opens a round under a random
+number. The others write their words under it, each with a random number of its own. An answer
+counts for a rank only if it repeats that rank's number. Whatever else is there is of the past.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from typing import NamedTuple, Protocol
+
+from farandole._core import Error, RendezvousError
+from farandole._store.meeting import (
+    FAREWELL,
+    GRACE,
+    Check,
+    Meeting,
+    Reminder,
+    Words,
+    refusal,
+    refused,
+)
+from farandole._tables import listed
+
+_PAUSE = 0.01  # seconds between two looks at the store
+_RANKS_OF_A_PAUSE = 64  # more of them look less often: one process answers them all
+
+
+class KeyValueStore(Protocol):
+    """What we need of a store of torch.distributed's. ``get`` waits for the key."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class Round(NamedTuple):
+    """What comes of it."""
+
+    key: str  # what belongs to this round in the store begins like this
+    table: list[Words]  # by rank
+
+
+def meet_in(store: KeyValueStore, name: str, meeting: Meeting, mine: Words, check: Check) -> Round:
+    """`name`: the same on all ranks; others may have met under it before.
+
+    Raises:
+        RendezvousError: ranks are missing at the deadline, or the store is gone.
+        Error: what ``check`` says.
+    """
+    mine = mine | {"number": secrets.token_hex(8)}
+    try:
+        if meeting.rank == 0:
+            return _Leader(store, name, meeting, mine, check).gather()
+        return _follow(store, name, meeting, mine)
+    except (RuntimeError, OSError) as error:  # torch's DistStoreError is the former
+        if isinstance(error, Error):
+            raise
+        raise RendezvousError(
+            f"rank {meeting.rank} did not meet all others in torch.distributed's store: {error}"
+        ) from error
+
+
+class _Leader:
+    """Rank 0's part."""
+
+    def __init__(
+        self, store: KeyValueStore, name: str, meeting: Meeting, mine: Words, check: Check
+    ) -> None:
+        self._store = store
+        self._meeting = meeting
+        self._check = check
+        self._mine = mine
+        self._key = f"{name}/{mine['number']}"
+        self._words = {0: mine}
+        store.set(_round_of(name), mine["number"])
+
+    def gather(self) -> Round:
+        try:
+            self._look_at(self._mine)
+            self._receive()
+            table = [self._words[rank] for rank in range(self._meeting.size)]
+            if why := self._check(table):
+                raise why
+        except Error as error:
+            self._refuse(error)
+            raise
+        self._answer(None)
+        return Round(self._key, table)
+
+    def _receive(self) -> None:
+        reminder = Reminder(self._meeting)
+        while missing := self._missing():
+            why = (
+                f"{len(self._words)} of {self._meeting.size} ranks came to torch.distributed's "
+                f"store; missing: {listed('rank', missing)}"
+            )
+            if time.monotonic() >= self._meeting.until:
+                raise RendezvousError(why)
+            self._meeting.look()
+            reminder.warn_in_time(why)
+            for rank in self._arrivals(missing):
+                self._look_at(self._words[rank])
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._meeting.size) if rank not in self._words]
+
+    def _arrivals(self, missing: list[int]) -> list[int]:
+        """Those of the missing ranks whose words are there now. The store has as much time for
+        others as it needs for this."""
+        began = time.monotonic()
+        came = [rank for rank in missing if self._store.check([f"{self._key}/{rank}"])]
+        for rank in came:
+            self._words[rank] = json.loads(self._store.get(f"{self._key}/{rank}"))
+        if not came:
+            time.sleep(max(_PAUSE, time.monotonic() - began))
+        return came
+
+    def _look_at(self, words: Words) -> None:
+        """What is wrong with one rank is said before the others have come."""
+        if why := self._check([self._mine] if words is self._mine else [self._mine, words]):
+            raise why
+
+    def _answer(self, error: Error | None) -> None:
+        """All of it once, then to each rank its own number: a rank reads no more of a round that is
+        of the past."""
+        table = [self._words[rank] for rank in sorted(self._words)]
+        self._store.set(self._key, json.dumps(refusal(error) | {"ranks": table}))
+        for words in table:
+            self._store.set(_answer_of(self._key, words["rank"]), words["number"])
+
+    def _refuse(self, error: Error) -> None:
+        """Ranks that come soon are told, too."""
+        self._answer(error)
+        until = min(self._meeting.until, time.monotonic() + FAREWELL)
+        while (missing := self._missing()) and time.monotonic() < until:
+            if self._arrivals(missing):
+                self._answer(error)
+
+
+def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> Round:
+    """The part of the others."""
+    key = ""
+    reminder = Reminder(meeting)
+    until = meeting.until + GRACE
+    pause = _PAUSE * max(1.0, meeting.size / _RANKS_OF_A_PAUSE)
+    while True:
+        # Before the look for an answer: rank 0 answers in this round before it opens another one.
+        newest = f"{name}/{_text(store, _round_of(name))}"
+        if key and (answer := _answer_to(store, key, mine)) is not None:
+            if answer["refused"]:
+                raise refused(answer)
+            return Round(key, answer["ranks"])
+        if newest != key and newest != f"{name}/":
+            key = newest
+            store.set(f"{key}/{meeting.rank}", json.dumps(mine))
+            continue
+        said = "has opened no round" if not key else "has not answered"
+        why = f"rank 0 {said} in torch.distributed's store"
+        if time.monotonic() >= until:
+            raise RendezvousError(
+                f"rank {meeting.rank} did not meet all others: {why}; look at rank 0's log"
+            )
+        meeting.look()
+        reminder.warn_in_time(why)
+        time.sleep(pause)
+
+
+def _answer_to(store: KeyValueStore, key: str, mine: Words) -> Words | None:
+    if _text(store, _answer_of(key, mine["rank"])) != mine["number"]:
+        return None
+    answer: Words = json.loads(store.get(key))
+    return answer
+
+
+def _text(store: KeyValueStore, key: str) -> str:
+    """Empty where nothing is there."""
+    return store.get(key).decode() if store.check([key]) else ""
+
+
+def _round_of(name: str) -> str:
+    return f"{name}/round"
+
+
+def _answer_of(key: str, rank: int) -> str:
+    return f"{key}/{rank}/answer"
