@@ -107,7 +107,9 @@ def init(comm: Any = None, process_sets: Iterable[Any] | str | None = None, **pl
     if sets:
         place["agree"] = ", ".join(filter(None, [_HAS_SETS, place.get("agree")]))
     try:
-        if hasattr(comm, "Get_rank"):
+        if comm is None:
+            _world.init(**place)
+        elif hasattr(comm, "Get_rank"):
             _world.init(comm=comm, **place)
         else:
             _world.init(ranks=_ranks_of(comm), **place)
@@ -122,9 +124,7 @@ def init(comm: Any = None, process_sets: Iterable[Any] | str | None = None, **pl
         raise
 
 
-def _ranks_of(comm: Any) -> Sequence[int] | None:
-    if comm is None:
-        return None
+def _ranks_of(comm: Any) -> Sequence[int]:
     if isinstance(comm, str) or not isinstance(comm, Sequence):
         raise InvalidArgument(
             f"comm is {type_of(comm)}; it is None, a list of ranks or a communicator of mpi4py"

@@ -41,7 +41,7 @@ class Pair:
 
     def __init__(self, server: int, worker: int, number: int, timeout: float) -> None:
         """Both ranks of the world make it, with the same number."""
-        token = number_of(f"parameter server {_world.epoch()} {number} {server} {worker}")
+        token = number_of(f"parameter server {number} {server} {worker}")
         self.group: Group = _world.world().form([server, worker], token, timeout)
         self.peer = 1 - self.group.rank
 
