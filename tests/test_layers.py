@@ -59,7 +59,7 @@ PYTHON_LAYERS = [
     "_endings _hosts _trace cuda",
     "_draw _launch _tune _world_place",
     "_ranks _world",
-    "_collectives _memory _run _timeline testing",
+    "_collectives _memory _run _timeline _unreduced testing",
     "farandole",  # the names that a program sees
     "_bench common horovod learning_rate parameter_server",
     "data ray",

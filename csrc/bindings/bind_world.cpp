@@ -23,6 +23,7 @@
 #include "engine/fork.h"
 #include "group/group.h"
 #include "jax/handlers.h"
+#include "stream/stream.h"
 #include "transport/mpi_end.h"
 #include "transport/mpi_port.h"
 #include "transport/tcp_address.h"
@@ -256,6 +257,9 @@ void bind_world(py::module_& module) {
       "tell_launcher", [](const py::object& word) { tell_launcher(text_from(word, "word")); },
       py::arg("word"), "A word to `farandole run`, in parts with \\x1f between.");
   module.def("in_child", &in_child, "Whether this process was forked from a rank.");
+  module.def(
+      "reductions_begun", [] { return reductions_begun.load(std::memory_order_relaxed); },
+      "How many operations that fold have begun in this process, of whichever group.");
   module.def("settings", &settings_here);
   module.def("unread_variables", &unread_variables,
              "A sentence for each FARANDOLE_* variable that nobody reads.");

@@ -56,6 +56,10 @@ inline constexpr uint64_t kAgreementNumber = kNamesNumber + 3;  // within a stre
 /// The key under which the members of a group find each other's pages of stream `number`.
 uint64_t stream_key(uint64_t group_key, uint64_t number);
 
+/// Operations that fold which have begun in this process, of whichever group: a program in which
+/// there are none reduces no gradient.
+inline std::atomic<uint64_t> reductions_begun{0};
+
 class Stream {
  public:
   /// `agree_over`: how its members agree where they do not all map one segment; else none.

@@ -54,13 +54,14 @@ class _State:
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
     __slots__ = (
-        "after_joining", "before_leaving", "epoch", "group", "handled", "joined", "narrowed",
+        "after_joining", "after_leaving", "before_leaving", "epoch", "group", "handled", "joined", "narrowed",
         "over_mpi", "place", "watch",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.after_joining: list[Callable[[], None]] = []
         self.before_leaving: list[Callable[[], None]] = []
+        self.after_leaving: list[Callable[[], None]] = []
         self.place: Place | None = None
         self.group: Group | None = None
         self.over_mpi = False  # some of its data
@@ -347,6 +348,11 @@ def before_leaving(act: Callable[[], None]) -> None:
     _state.before_leaving.append(act)
 
 
+def after_leaving(act: Callable[[], None]) -> None:
+    """Whenever this process has left a world by itself, `act` is called."""
+    _state.after_leaving.append(act)
+
+
 def shutdown() -> None:
     """Leaves the world. Operations in flight fail, here and on the ranks that wait for this one.
 
@@ -364,6 +370,8 @@ def shutdown() -> None:
         group.leave()
         if watch is not None:
             watch.end()
+        for act in _state.after_leaving:
+            act()
 
 
 def _leave_at_exit() -> None:

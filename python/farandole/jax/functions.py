@@ -12,6 +12,7 @@ import numpy as np
 from farandole import _collectives, _core
 from farandole._arguments import explained, no_such_dtype, type_of
 from farandole._core import InvalidArgument
+from farandole._unreduced import note_broadcast
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax._order import group_of_calls
@@ -97,6 +98,7 @@ def broadcast_parameters(
         for (name, _), array in zip(named, arrays, strict=not refusal)
     ]
     _agree(rows, refusal, process_set)
+    note_broadcast("broadcast_parameters")
     if not arrays:
         return tree
     sent = _collectives.grouped_broadcast(arrays, place, name="parameters", group=group)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import keras
 import numpy as np
 
-from farandole import _core
+from farandole import _core, _unreduced
 from farandole._arguments import checked, explained
 from farandole._core import InvalidArgument
 from farandole.common._objects import agree
@@ -117,6 +117,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """
     given = list(variables)
     agree("variables to broadcast", rows_of(given))
+    _unreduced.note_broadcast("broadcast_variables")
     note_broadcast(getattr(variable, "_value", variable) for variable in given)
     for i, variable in enumerate(given):
         array = _array(variable)

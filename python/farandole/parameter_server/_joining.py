@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole import _world
+from farandole import _unreduced, _world
 from farandole._arguments import shown
 from farandole._collectives import all_gather, broadcast
 from farandole._core import Error, InvalidArgument
@@ -122,6 +122,7 @@ def _pairs(workers: int) -> dict[int, Pair]:
     if (epoch := _world.epoch()) != _State.epoch:
         _State.epoch, _State.joined = epoch, 0
     _State.joined += 1
+    _unreduced.note_training()
     if world.rank < workers:
         pairs = {s: pair_of(s, world.rank) for s in range(workers, world.size)}
         for pair in pairs.values():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from farandole import _world
+from farandole import _unreduced, _world
 from farandole._core import Group, InvalidArgument, RemoteError
 from farandole.pipeline._places import Place
 from farandole.pipeline._schedules import Action
@@ -100,6 +100,7 @@ class Runner:
         self._empty = set[int]()  # micro-batches
 
     def _channel(self, other: int, tensors: Tensors) -> Channel:
+        _unreduced.note_training()
         peer = self._place.rank_of(other, self._place.replica)
         low, high = sorted((other, self._place.stage))
         return Channel(self._group, peer, tensors, f"stages {low} and {high}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from farandole import _unreduced
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.common._weights import note_broadcast
@@ -68,6 +69,7 @@ def broadcast_variables(
     sent, number = values or [tf.zeros([0])], number_of(process_set)
     request = Request("broadcast", sent, "variables", number, root=root_rank, note=note)
     note_broadcast(map(raw, listed))
+    _unreduced.note_broadcast("broadcast_variables")
     assigned = [v.assign(value) for v, value in zip(listed, run(request), strict=False)]
     return tf.group(*assigned) if in_tensorflow_1() else None
 

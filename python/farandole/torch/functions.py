@@ -10,6 +10,7 @@ import torch
 from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
+from farandole._unreduced import note_broadcast
 from farandole.common._objects import agree, allgather_object, broadcast_object
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
@@ -53,6 +54,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     # Compared before anything is overwritten, and in one message.
     agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
     _broadcast_all(named, root_rank)
+    note_broadcast("broadcast_parameters")
 
 
 def _pairs(params: Any) -> Iterable[tuple[str, Any]]:
