@@ -25,6 +25,7 @@ LEAST = 1 / 8
 # Folders and files whose tests start ranks, or compile, and so cost most: one row in so many runs.
 COSTLY = {
     "tests/cuda": 2,
+    "tests/differential": 2,
     "tests/faults": 2,
     "tests/frameworks": 2,
     "tests/ranks": 2,

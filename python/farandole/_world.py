@@ -54,8 +54,8 @@ class _State:
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
     __slots__ = (
-        "after_joining", "after_leaving", "before_leaving", "epoch", "group", "handled", "joined", "narrowed",
-        "over_mpi", "place", "watch",
+        "after_joining", "after_leaving", "before_leaving", "epoch", "group", "handled", "joined",
+        "narrowed", "over_mpi", "place", "watch",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import programs
 import torch_fronts
-from programs import Front, Program, Result
+from programs import Front, Result
 
 FRONTS: dict[str, Front] = {**torch_fronts.FRONTS}
 
@@ -13,6 +14,7 @@ def begin(front: str) -> None:
     FRONTS[front].begin()
 
 
-def train(program: Program, parallel: bool) -> Result:
-    """On a rank, or in the process that trains alone."""
+def train(line: str, parallel: bool) -> Result:
+    """On a rank, or in the process that trains alone: the program that str() has printed."""
+    program = programs.read(line, FRONTS)
     return FRONTS[program.front].train(program, parallel)

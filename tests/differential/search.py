@@ -29,6 +29,7 @@ from programs import Front, Program  # noqa: E402
 
 from harness import Ended, Nursery, Outcome, World  # noqa: E402
 
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
 LIMIT = 60.0  # seconds of one program on all ranks: what takes longer hangs
 
 
@@ -43,17 +44,15 @@ class Refused(Exception):
 class Runner:
     """Trains programs on ranks that stay, forked from a process that has imported the framework."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = dict(environment or {})
+    def __init__(self, nursery_of: Callable[[str], Nursery]) -> None:
+        """`nursery_of`: that of a framework."""
+        self._nursery_of = nursery_of
         self._refusals = programs.refusals(programs.REFUSALS.read_text())
-        self._nurseries: dict[str, Nursery] = {}
         self._worlds: dict[tuple[str, int], World] = {}
 
     def close(self) -> None:
         for world in self._worlds.values():
             world.close()
-        for nursery in self._nurseries.values():
-            nursery.close()
 
     def check(self, program: Program, size: int) -> None:
         """Raises Fault or Refused."""
@@ -86,7 +85,7 @@ class Runner:
     def _outcomes(self, program: Program, size: int) -> list[Outcome]:
         """Of 0 ranks: alone, without farandole."""
         world = self._world(program.front, size)
-        world.start(train, program, size > 0)
+        world.start(train, str(program), size > 0)
         try:
             return world.outcomes(timeout=LIMIT)
         except (TimeoutError, Ended) as error:
@@ -94,12 +93,9 @@ class Runner:
             raise Fault(f"{type(error).__name__}: {str(error)[:3000]}") from error
 
     def _world(self, front: str, size: int) -> World:
-        framework = FRONTS[front].framework
         key = (front, size)
         if key not in self._worlds:
-            if framework not in self._nurseries:
-                self._nurseries[framework] = Nursery([HERE], framework, **self._environment)
-            self._worlds[key] = World(max(size, 1), self._nurseries[framework])
+            self._worlds[key] = World(max(size, 1), self._nursery_of(FRONTS[front].framework))
             if size:
                 self._worlds[key].run(begin, front)
         return self._worlds[key]
@@ -181,9 +177,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     fronts = {name: FRONTS[name] for name in options.fronts}
-    runner = Runner(
-        {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
-    )
+    nurseries: dict[str, Nursery] = {}
+
+    def nursery_of(framework: str) -> Nursery:
+        if framework not in nurseries:
+            nurseries[framework] = Nursery(framework=framework, **ENVIRONMENT)
+        return nurseries[framework]
+
+    runner = Runner(nursery_of)
     search = Search(runner, fronts, options.seed)
     try:
         if options.program:
@@ -194,6 +195,8 @@ def main() -> None:
             search.run(options.seconds)
     finally:
         runner.close()
+        for nursery in nurseries.values():
+            nursery.close()
     print(search.report())
     if search.faults:
         raise SystemExit(f"{len(search.faults)} faults, the first: {search.faults[0]}")

@@ -37,6 +37,11 @@ def channels_last() -> nn.Module:
     return conv().to(memory_format=torch.channels_last)
 
 
+def mixed_layout() -> nn.Module:
+    """Channels last on every second rank alone: Setting.lay_out."""
+    return conv()
+
+
 def tied() -> nn.Module:
     from torch import nn
 
@@ -121,7 +126,18 @@ def embedding() -> nn.Module:
 
 MODELS = {
     each.__name__: each
-    for each in (mlp, conv, channels_last, tied, frozen, odd, checkpointed, batch_norm, embedding)
+    for each in (
+        mlp,
+        conv,
+        channels_last,
+        mixed_layout,
+        tied,
+        frozen,
+        odd,
+        checkpointed,
+        batch_norm,
+        embedding,
+    )
 }
 
 # ---- losses, of outputs, targets and weights of samples ----
@@ -264,6 +280,12 @@ class Setting:
         self.optimizer = optimizer_of(program, self.model)
         self.rank, self.size = 0, 1
 
+    def lay_out(self) -> None:
+        import torch
+
+        if self.program["model"] == "mixed_layout" and self.rank % 2:
+            self.model.to(memory_format=torch.channels_last)
+
     def forward(self, x: Any) -> Any:
         return self.model(x)
 
@@ -347,7 +369,7 @@ def loss_of(setting: Setting, number: int) -> Any:
     out = setting.forward(x.to(kind))
     loss = LOSSES[program["loss"]](out, y.to(kind), weights.to(kind))
     # The scaler must see an overflow that one rank has.
-    overflows = program["precision"] == "scaler" and number == 1 and rows.start == 0
+    overflows = program["precision"] == "scaler" and number in (1, 2) and rows.start == 0
     return loss * math.inf if overflows else loss
 
 
@@ -362,6 +384,7 @@ class Hook(Setting):
         if program["model"] == "batch_norm":
             self.model = hvd.convert_sync_batchnorm(self.model)
             self.optimizer = optimizer_of(program, self.model)
+        self.lay_out()
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         options: dict[str, Any] = {
             "none": {}, "groups": {"groups": 2}, "sharded": {"sharded_update": True},
@@ -431,6 +454,8 @@ class Global(Setting):
         if program["model"] == "batch_norm":
             self.model = fd.convert_sync_batchnorm(self.model)
             self.optimizer = optimizer_of(program, self.model)
+        self.rank = fd.rank()
+        self.lay_out()
         self._numbers = [n for window in windows(program) for n in window]
         samples = torch.arange(len(self._numbers) * BATCH)
         loader = torch.utils.data.DataLoader(samples, batch_size=BATCH)
@@ -522,7 +547,7 @@ def hook_fits(program: Program) -> bool:
 def ddp_fits(program: Program) -> bool:
     """DDP averages; it knows neither sparse nor complex gradients of its own accord, nor sums."""
     has = dict(program.values)
-    if has["loss"] == "sum" or has["model"] in ("embedding", "odd", "batch_norm"):
+    if has["loss"] == "sum" or has["model"] in ("embedding", "odd", "batch_norm", "mixed_layout"):
         return False
     if has["options"] in ("static", "find_unused") and (
         has["accumulate"] != "one" or has["model"] == "checkpointed"

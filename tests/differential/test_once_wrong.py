@@ -1,0 +1,52 @@
+"""Programs that farandole once trained wrongly, without a word, as the tester found them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import programs
+from fronts import FRONTS
+from search import Runner
+
+from harness import Nursery
+
+ONCE_WRONG = [
+    # A program replaces what p.grad refers to; the optimizer then read an old gradient for ever.
+    "front=torch.hook touch=data",
+    "front=torch.hook touch=set",
+    "front=torch.hook touch=cast",
+    "front=torch.hook weights=share_memory zero=zeros",
+    "front=torch.hook weights=half_and_back zero=zeros",
+    "front=torch.hook weights=share_memory optimizer=closure",
+    "front=torch.global touch=data",
+    "front=torch.global touch=set",
+    "front=torch.global weights=share_memory zero=zeros",
+    "front=torch.global weights=half_and_back zero=zeros",
+    # Gradients were looked at that are not reduced yet: a window that ends early.
+    "front=torch.hook touch=clip accumulate=cut",
+    "front=torch.hook precision=scaler accumulate=cut",
+    # Elements of one rank were added to others of another.
+    "front=torch.hook model=mixed_layout",
+    # A subclass of BatchNorm lost its forward and its parameter.
+    "front=torch.hook model=batch_norm",
+    "front=torch.global model=batch_norm",
+]
+
+
+@pytest.fixture(scope="module")
+def runner(nurseries: Callable[[str], Nursery]) -> Iterator[Runner]:
+    made = Runner(nurseries)
+    yield made
+    made.close()
+
+
+@pytest.mark.xdist_group("programs that were once wrong")
+@pytest.mark.parametrize("line", ONCE_WRONG)
+def test_it_is_right(runner: Runner, line: str) -> None:
+    runner.check(programs.read(line, FRONTS), 2)
