@@ -110,6 +110,45 @@ def movements_are_gloo_s_for_every_dtype_and_layout() -> None:
 
 
 @on_ranks(2, 3)
+def lazy_views_are_read_and_written_as_they_read() -> None:
+    """z.conj() and z.conj().imag, whose memory holds numbers of the other sign. PyTorch itself
+    refuses the former in other operations."""
+    everyones = [torch.complex(torch.arange(3.0), torch.arange(3.0) + r) for r in range(size())]
+    for lazy in (torch.conj, lambda z: z.conj().imag):
+        right = [lazy(z).clone() for z in everyones]
+
+        def new(lazy: Any = lazy) -> torch.Tensor:
+            return lazy(torch.zeros(3, dtype=torch.complex64))  # type: ignore[no-any-return]
+
+        mine = lazy(everyones[rank()])
+        gathered = [new() for _ in right] if rank() == 0 else None
+        dist.gather(mine, gathered, dst=0)
+        for got, expected in zip(gathered or (), right, strict=False):
+            same(got.clone(), expected)
+        got = new()
+        dist.reduce_scatter(got, [mine] * size())
+        same(got.clone(), torch.stack(right).sum(0))
+        got = lazy(everyones[rank()].clone())
+        dist.reduce(got, 0)
+        if rank() == 0:
+            same(got.clone(), torch.stack(right).sum(0))
+    reduced = everyones[rank()].clone().conj().imag
+    dist.all_reduce(reduced)
+    same(reduced.clone(), -torch.stack([z.imag for z in everyones]).sum(0))
+
+
+@on_ranks(2)
+def results_in_an_expanded_tensor_are_refused_before_anything_is_sent() -> None:
+    x = torch.ones(1).expand(3)
+    refused(lambda: dist.all_reduce(x), "is expanded")
+    refused(lambda: dist.broadcast(x, 0), "is expanded")
+    out = [torch.zeros(3), torch.zeros(1).expand(3)]
+    refused(lambda: dist.all_gather(out, torch.ones(3)), "is expanded")
+    dist.all_gather(out[:1] * size(), x)  # to read one is fine
+    same(out[0], torch.ones(3))
+
+
+@on_ranks(2, 3)
 def whole_tensors_gather_and_scatter() -> None:
     for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.complex64]:
         for rows in (0, 1, 5, 4000):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from farandole._core import InvalidArgument
-from farandole.torch._c10d.tensors import as_engine_sees
+from farandole.torch._c10d.tensors import engine_numel
 
 Tensors = Sequence[torch.Tensor]
 
@@ -20,7 +20,7 @@ def one(tensors: Any, what: str) -> Any:
 
 
 def sizes(tensors: Tensors) -> list[int]:
-    return [as_engine_sees(t, folded=False).numel() for t in tensors]
+    return [engine_numel(t) for t in tensors]
 
 
 def check_shares(whole: torch.Tensor, part: torch.Tensor, size: int, verb: str) -> None:
@@ -32,7 +32,6 @@ def check_shares(whole: torch.Tensor, part: torch.Tensor, size: int, verb: str) 
 
 def elements(tensor: torch.Tensor, splits: Sequence[int], size: int, what: str) -> list[int]:
     """Of each rank's part of the rows."""
-    tensor = as_engine_sees(tensor, folded=False)
     rows = tensor.shape[0] if tensor.dim() else 0
     splits = list(splits) or [rows // size] * size
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:
@@ -40,7 +39,7 @@ def elements(tensor: torch.Tensor, splits: Sequence[int], size: int, what: str) 
             f"all_to_all_single: {what} splits {splits} do not make the {rows} rows of the {what} "
             f"tensor, one for each of {size} ranks"
         )
-    width = tensor[0].numel() if rows else 0
+    width = engine_numel(tensor) // rows if rows else 0
     return [n * width for n in splits]
 
 

@@ -18,19 +18,12 @@ Finish = Callable[[], None]
 
 
 def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
-    """The same memory in a dtype of the engine's. What is only moved may have any."""
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise InvalidArgument(
-            f"a tensor is on {tensor.device}; the farandole backend takes those on the CPU and on "
-            "CUDA devices"
-        )
-    if tensor.layout != torch.strided:
-        raise InvalidArgument(f"a tensor has the layout {tensor.layout}; pass a dense one")
-    tensor = tensor.detach()
+    """The same memory in a dtype of the engine's; the tensor reads as it lies. What is only moved
+    may have any dtype."""
     if tensor.dtype in DTYPE_NAMES:
         return tensor
     if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj())
+        return torch.view_as_real(tensor)
     if tensor.is_quantized or folded:
         raise InvalidArgument(
             f"a tensor has dtype {tensor.dtype}, which is not supported here; there are "
@@ -39,37 +32,71 @@ def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
 
+def engine_numel(tensor: torch.Tensor) -> int:
+    """How many elements the engine sees in it, in what is only moved."""
+    if tensor.dtype in DTYPE_NAMES:
+        return tensor.numel()
+    return tensor.numel() * (2 if tensor.is_complex() else tensor.itemsize)
+
+
 def buffer(tensor: torch.Tensor) -> Any:
     """Of a contiguous tensor as the engine sees it."""
     return pointed(tensor, in_graphs=True)
 
 
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(
+            f"a tensor is on {tensor.device}; the farandole backend takes those on the CPU and on "
+            "CUDA devices"
+        )
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"a tensor has the layout {tensor.layout}; pass a dense one")
+    return tensor.detach()
+
+
+def _writable(tensor: torch.Tensor) -> torch.Tensor:
+    """Raises InvalidArgument before anything is exchanged."""
+    tensor = _checked(tensor)
+    if any(n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise InvalidArgument(
+            f"a tensor of shape {tuple(tensor.shape)} is expanded: several elements of the result "
+            "would lie in one place\n  advice: pass tensor.clone()"
+        )
+    return tensor
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_neg()
+    """Whether its memory holds its elements, one after the other. Lazy views (z.conj()) hold
+    others, which writing to them negates again."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy."""
+    return tensor if _is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def sent(tensor: torch.Tensor, *, folded: bool = False) -> torch.Tensor:
     """What to read: the tensor's own memory, or a copy."""
-    tensor = as_engine_sees(tensor, folded=folded)
-    return tensor if _is_plain(tensor) else tensor.resolve_neg().contiguous()
+    return as_engine_sees(_plain(_checked(tensor)), folded=folded)
 
 
 def received(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tensor, Finish | None]:
     """Where to write, and what is then to be done."""
-    home = as_engine_sees(tensor, folded=folded)
+    home = _writable(tensor)
     if _is_plain(home):
-        return home, None
+        return as_engine_sees(home, folded=folded), None
     landing = _devices.new_empty(home, home.shape)
-    return landing, lambda: _copy(home, landing)
+    return as_engine_sees(landing, folded=folded), lambda: _copy(home, landing)
 
 
 def in_place(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tensor, Finish | None]:
     """What to read and overwrite, and what is then to be done."""
-    home = as_engine_sees(tensor, folded=folded)
-    if _is_plain(home):
-        return home, None
-    copy = home.resolve_neg().contiguous()
-    return copy, lambda: _copy(home, copy)
+    home = _writable(tensor)
+    copy = _plain(home)
+    seen = as_engine_sees(copy, folded=folded)
+    return seen, None if copy is home else lambda: _copy(home, copy)
 
 
 def _copy(home: torch.Tensor, landed: torch.Tensor) -> None:
@@ -80,39 +107,42 @@ def _copy(home: torch.Tensor, landed: torch.Tensor) -> None:
         _devices.finish_work(device)  # others than this thread may wait for the same work
 
 
-def _joined(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The tensors as one, where they lie one after the other in one storage."""
-    first = views[0]
+    first = tensors[0]
     at = first.storage_offset()
-    for view in views:
-        if not _is_plain(view) or view.dtype != first.dtype or view.storage_offset() != at:
+    for tensor in tensors:
+        if not _is_plain(tensor) or tensor.dtype != first.dtype or tensor.storage_offset() != at:
             return None
-        if view.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        if tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
             return None
-        at += view.numel()
+        at += tensor.numel()
     return torch.as_strided(first, (at - first.storage_offset(),), (1,))
 
 
 def sent_list(tensors: Sequence[torch.Tensor], *, folded: bool = False) -> torch.Tensor:
     """What to read for tensors that travel one after the other."""
-    views = [as_engine_sees(t, folded=folded) for t in tensors]
-    joined = _joined(views)
-    return joined if joined is not None else torch.cat([v.resolve_neg().reshape(-1) for v in views])
+    checked = [_checked(t) for t in tensors]
+    joined = _joined(checked)
+    if joined is not None:
+        return as_engine_sees(joined, folded=folded)
+    views = [as_engine_sees(_plain(t), folded=folded) for t in checked]
+    return torch.cat([v.reshape(-1) for v in views])
 
 
 def received_list(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
     """Where to write for tensors that arrive one after the other, and what is then to be done."""
-    homes = [as_engine_sees(t, folded=False) for t in tensors]
+    homes = [_writable(t) for t in tensors]
     joined = _joined(homes)
     if joined is not None:
-        return joined, None
+        return as_engine_sees(joined, folded=False), None
     landing = _devices.new_empty(homes[0], (sum(h.numel() for h in homes),))
 
     def distribute() -> None:
         for home, part in zip(homes, torch.split(landing, [h.numel() for h in homes]), strict=True):
             _copy(home, part)
 
-    return landing, distribute
+    return as_engine_sees(landing, folded=False), distribute
 
 
 def pairs(rows: list[tuple[torch.Tensor, Finish | None]]) -> tuple[Any, list[Finish | None]]:
