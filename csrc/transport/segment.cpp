@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <new>
 #include <string>
 
@@ -37,12 +39,36 @@ Error out_of_arena(size_t need, size_t have) {
                {}, "release allocate()d arrays, or raise FARANDOLE_ARENA_BYTES");
 }
 
-/// It takes address space, and memory only as that is used: what limits it is a ulimit.
-[[noreturn]] void refuse_size(std::string_view call, size_t bytes) {
+/// Bytes that this process has mapped.
+size_t bytes_mapped() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kLeastArena = 16 * kMiB;
+
+/// What a limit (a ulimit) leaves to the segment, and which arena fits; nothing if there is none.
+std::string said_of_limit(int ranks, decltype(RLIMIT_AS) which, const char* name, size_t used) {
+  rlimit limit{};
+  if (::getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  const size_t left = limit.rlim_cur - std::min<size_t>(used, limit.rlim_cur);
+  // A quarter is for threads' stacks and for what the program maps later.
+  const size_t room = left / 4 * 3, begin = arenas_begin(ranks);
+  const size_t arena = room > begin ? (room - begin) / static_cast<size_t>(ranks) : 0;
+  return std::string(", and ulimit ") + name + " (" + std::to_string(limit.rlim_cur / kMiB) +
+         " MiB) leaves " + std::to_string(left / kMiB) + " MiB; " +
+         (arena < kLeastArena ? std::string("raise it")
+                              : "FARANDOLE_ARENA_BYTES=" + std::to_string(arena / kMiB) + "M fits");
+}
+
+/// It takes address space, and memory only as that is used: what refuses it is a limit.
+[[noreturn]] void refuse_size(std::string_view call, size_t bytes, const std::string& said) {
   throw Error(ErrorCode::resource,
-              errno_error(call).verdict() + "; it has " + std::to_string(bytes) +
-                  " bytes of address space, an arena for each rank",
-              {}, "lower FARANDOLE_ARENA_BYTES, or raise ulimit -v (of ftruncate: ulimit -f)");
+              errno_error(call).verdict() + "; an arena for each rank takes " +
+                  std::to_string(bytes / kMiB) + " MiB of address space" + said,
+              {}, "lower FARANDOLE_ARENA_BYTES, or raise the limit");
 }
 
 }  // namespace
@@ -53,7 +79,8 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes,
   Fd memory(checked(::memfd_create("farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
   const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;
   if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
-    refuse_size("ftruncate of the shared segment", bytes);
+    refuse_size("ftruncate of the shared segment", bytes,
+                said_of_limit(ranks, RLIMIT_FSIZE, "-f", 0));
   checked(::fcntl(memory.get(), F_ADD_SEALS, kSeals), "sealing the shared segment");
   Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes, {}};
   if (secret)
@@ -87,7 +114,9 @@ Segment::Segment(Fd memory, int ranks, size_t arena_bytes)
       bytes_(arenas_begin_ + static_cast<size_t>(ranks) * arena_bytes) {
   void* base =
       ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
-  if (base == MAP_FAILED) refuse_size("mmap of the shared segment", bytes_);
+  if (base == MAP_FAILED)
+    refuse_size("mmap of the shared segment", bytes_,
+                said_of_limit(ranks, RLIMIT_AS, "-v", bytes_mapped()));
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);  // a core file of the whole host helps nobody
   for (size_t r = 0; r < static_cast<size_t>(ranks_); ++r)

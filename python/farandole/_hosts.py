@@ -22,6 +22,8 @@ from farandole._limits import setting
 from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 
+_HINT_AFTER = 1.0  # seconds, in which ranks of one host come as a rule
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -300,18 +302,30 @@ def _start_timeout() -> float:
 # ---- where rank 0 is ----
 
 
-def warn_if_elsewhere(found: _place.Found, rank: int, size: int) -> None:
-    """A rank that was not told how many ranks its host has takes all to be here, and would wait
-    for them without a word."""
-    address, _ = _place.master(os.environ)
-    if found.launcher is None or not _is_elsewhere(address):
-        return
-    print(
-        f"farandole: rank {rank} waits for {size} ranks on this host, since "
-        f"{found.launcher.local_size.names[0]} is not set, but MASTER_ADDR={address} is another "
-        f"host; if ranks are on several hosts, set it to the number of ranks on each",
-        file=sys.stderr,
-    )
+class Hint:
+    """A rank that was not told how many ranks its host has takes all to be here. It says so while
+    it waits for them: at once where MASTER_ADDR is another host, else when they do not come."""
+
+    def __init__(self, found: _place.Found, rank: int, size: int) -> None:
+        address, _ = _place.master(os.environ)
+        self._text = ""
+        if found.launcher is None or _listening.is_loopback(address):
+            return
+        elsewhere = _is_elsewhere(address)
+        self._text = (
+            f"farandole: rank {rank} waits for {size} ranks on this host, since "
+            f"{found.launcher.local_size.names[0]} is not set, but MASTER_ADDR={address} is "
+            f"{'another' if elsewhere else 'a'} host{'' if elsewhere else ' that others may reach'}"
+            "; if ranks are on several hosts, set it to the number of ranks on each"
+        )
+        self._when = time.monotonic() + (0 if elsewhere else _HINT_AFTER)
+        self.look()
+
+    def look(self) -> None:
+        """Asked ten times a second."""
+        if self._text and time.monotonic() >= self._when:
+            print(self._text, file=sys.stderr, flush=True)
+            self._text = ""
 
 
 def _is_elsewhere(address: str) -> bool:

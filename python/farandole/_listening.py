@@ -63,7 +63,7 @@ def own_addresses(master: str) -> list[str]:
             "FARANDOLE_IFACE to the network interface that leads to the other hosts"
         ) from error
     if ipaddress.ip_address(first).is_loopback:
-        return [first] if _is_loopback(master) or not others else others[:_MOST_ADDRESSES]
+        return [first] if is_loopback(master) or not others else others[:_MOST_ADDRESSES]
     return list(dict.fromkeys([first, *others]))[:_MOST_ADDRESSES]
 
 
@@ -79,14 +79,15 @@ def receiving_at(master: str) -> list[str]:
         raise RendezvousError(
             f"MASTER_ADDR={master} is no address of a host; set it to one of rank 0's host"
         )
-    if not meant.is_loopback or _is_loopback(master):
+    if not meant.is_loopback or is_loopback(master):
         return [first]
     iface = os.environ.get("FARANDOLE_IFACE")
     more = _interfaces.addresses([iface] if iface else _interfaces.names())
     return list(dict.fromkeys([first, *more]))[:_MOST_ADDRESSES]
 
 
-def _is_loopback(master: str) -> bool:
+def is_loopback(master: str) -> bool:
+    """As it is written: no other host reaches this one by it."""
     with suppress(ValueError):
         return ipaddress.ip_address(master).is_loopback
     return master == "localhost"

@@ -273,7 +273,7 @@ def _opened(
     """Raises on every rank what one of them has met with."""
     arguments = (place.rank, place.size, place.job, timeout, table, agree)
     if elsewhere is None:
-        return _core.open_world(*arguments, look=_elastic.look)
+        return _core.open_world(*arguments, look=lambda: _look(place.hint))
     others = elsewhere.others if elsewhere.cross_size > 1 else None
     line = elsewhere.line
     with _store.told(line):
@@ -286,9 +286,10 @@ def _opened(
     return group
 
 
-def _look(line: _store.Line) -> None:
-    """While ranks connect: raises what another one has met with."""
-    line.look()
+def _look(line: _store.Line | _hosts.Hint | None) -> None:
+    """While ranks meet and connect: raises what another one has met with."""
+    if line is not None:
+        line.look()
     _elastic.look()
 
 

@@ -24,6 +24,7 @@ class Place:
     job: str
     among: _hosts.Among | None = None  # of a world of some ranks
     named: str = ""  # the job, as its ranks on all hosts call it, where they know
+    hint: _hosts.Hint | None = None  # where nobody has said how many ranks this host has
 
 
 def find_place(
@@ -46,14 +47,17 @@ def find_place(
         named = _place.common_id(found.launcher, os.environ)
     except PlaceError as error:
         raise RendezvousError(str(error)) from None
+    hint = None
     if rank is None and size is None:
         local_rank = found.local_rank if local_rank is None else local_rank
         local_size = found.local_size if local_size is None else local_size
         if local_size is None and whole_size > 1:
-            _hosts.warn_if_elsewhere(found, whole_rank, whole_size)
+            hint = _hosts.Hint(found, whole_rank, whole_size)
     local_rank = whole_rank if local_rank is None else local_rank
     local_size = whole_size if local_size is None else local_size
-    return Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job, named=named)
+    return Place(
+        whole_rank, whole_size, local_rank, local_size, 0, 1, job, named=named, hint=hint
+    )  # fmt: skip
 
 
 def _told(rank: int | None, size: int | None) -> _place.Found:
@@ -96,4 +100,4 @@ def narrowed(place: Place, ranks: Sequence[int], times: int) -> Place:
     among = _hosts.Among(place.rank, place.size, which)
     on_one_host = place.local_size == place.size
     local = (here, count) if on_one_host else (0, 0)  # the ranks will find out
-    return Place(here, count, *local, 0, 1, f"{place.job}:{which}", among, place.named)
+    return Place(here, count, *local, 0, 1, f"{place.job}:{which}", among, place.named, place.hint)

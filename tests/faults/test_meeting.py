@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import farandole as fd
@@ -34,10 +35,15 @@ def join_with_few_descriptors(poor: int, most: int) -> None:
 
 def join_without_room(poor: int) -> None:
     if int(os.environ["RANK"]) == poor:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        room = pages * resource.getpagesize() + (64 << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        limit(64 << 20)
     fd.init()
+
+
+def limit(more: int) -> None:
+    """Address space, to what this process has and so much more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    room = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
 
 
 def all_are_told(world: World, poor: int, what: str, advice: str = "") -> None:
@@ -63,8 +69,32 @@ def test_too_few_descriptors_on_one_rank(spawn: Spawn, poor: int, most: int) -> 
 def test_a_mapping_that_fails_on_one_rank(spawn: Spawn, poor: int) -> None:
     world = spawn(3)
     world.start(join_without_room, poor)
-    what = r"mmap of the shared segment failed: Cannot allocate memory .* bytes of address space"
-    all_are_told(world, poor, what, "lower FARANDOLE_ARENA_BYTES")
+    what = (
+        r"mmap of the shared segment failed: Cannot allocate memory \(errno 12\); an arena for "
+        r"each rank takes \d+ MiB of address space, and ulimit -v \(\d+ MiB\) leaves 6\d MiB; "
+        r"raise it$"
+    )
+    all_are_told(world, poor, what)
+
+
+def joins_as_advised(poor: int) -> int:
+    """With the value that the error names."""
+    if int(os.environ["RANK"]) == poor:
+        limit(1 << 30)
+    with pytest.raises(fd.ResourceError) as caught:
+        fd.init()
+    advised = re.search(r"FARANDOLE_ARENA_BYTES=(\d+M) fits$", caught.value.verdict)
+    assert advised, caught.value
+    os.environ["FARANDOLE_ARENA_BYTES"] = advised[1]
+    fd.init()
+    assert (fd.all_reduce(np.ones(1 << 20)) == fd.size()).all()
+    return int(advised[1][:-1])
+
+
+def test_a_size_that_fits_a_limit_of_address_space_is_named(spawn: Spawn) -> None:
+    sizes = spawn(2).run(joins_as_advised, 1)
+    assert sizes[0] == sizes[1]
+    assert 256 <= sizes[0] < 512
 
 
 # ---- a rank that ends before it comes ----

@@ -394,3 +394,21 @@ def test_a_rank_whose_master_is_elsewhere_says_what_it_waits_for() -> None:
     assert done.returncode != 0
     assert "rank 1 waits for 2 ranks on this host, since LOCAL_WORLD_SIZE is not set" in done.stderr
     assert "MASTER_ADDR=192.0.2.1 is another host" in done.stderr
+
+
+def test_ranks_of_several_hosts_that_nobody_has_counted_say_so_at_once(spaces: list[str]) -> None:
+    """Also on the host of MASTER_ADDR, where all of them might be."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("LOCAL_", "FARANDOLE_"))}
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "10.77.3.1", "MASTER_PORT": "29500"}
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", space, sys.executable, "-c",
+             "import farandole as fd; fd.init(timeout=3)"],
+            env=env | told | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, space in enumerate(spaces)
+    ]  # fmt: skip
+    for rank, (process, whose) in enumerate(zip(ranks, ("a", "another"), strict=True)):
+        said = process.communicate(timeout=60)[1]
+        hint = f"rank {rank} waits for 2 ranks on this host, since LOCAL_WORLD_SIZE is not set"
+        assert f"{hint}, but MASTER_ADDR=10.77.3.1 is {whose} host" in said
