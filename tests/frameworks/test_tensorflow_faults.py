@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,19 @@ def record_gated_steps(file: str) -> None:
     layers = [tf.Variable(tf.random.normal([4, 4]), name=f"layer{i}") for i in range(LAYERS)]
     reduced = [threading.Event() for _ in layers]
 
+    class Noting:
+        """No compression. It notes what is reduced, which a step gets only once all is."""
+
+        order = cycle(reversed(range(LAYERS)))  # in which gradients are sent
+
+        @classmethod
+        def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, int]:
+            return tensor, next(cls.order)
+
+        @staticmethod
+        def decompress(tensor: tf.Tensor, layer: int) -> tf.Tensor:
+            return passing(tensor, reduced[layer].set)
+
     def wait_for(layer: int) -> None:
         assert reduced[layer].wait(START / 3), f"layer{layer} was not reduced during backprop"
 
@@ -115,9 +130,9 @@ def record_gated_steps(file: str) -> None:
             for i, layer in enumerate(layers):
                 y = gate(tf.tanh(y @ layer), i + 1) if i + 1 < LAYERS else y @ layer
             loss = tf.reduce_mean(y)
-        gradients = hvd.DistributedGradientTape(tape).gradient(loss, layers)
-        for layer, event, gradient in zip(layers, reduced, gradients, strict=True):
-            layer.assign_sub(0.1 * passing(gradient, event.set))
+        tape = hvd.DistributedGradientTape(tape, compression=Noting)
+        for layer, gradient in zip(layers, tape.gradient(loss, layers), strict=True):
+            layer.assign_sub(0.1 * gradient)
 
     def gated_step() -> None:
         for event in reduced:
@@ -130,6 +145,78 @@ def record_gated_steps(file: str) -> None:
     for _ in range(STEPS):
         gated_step()
     hvd.stop_timeline()
+
+
+def lose_a_rank_between_two_gradients(way: str) -> None:
+    """The last variable's gradient is reduced first; then rank 1 ends, before the other's."""
+    import tensorflow as tf
+
+    import farandole.strategy
+    import farandole.tensorflow as hvd
+
+    strategy = farandole.strategy.MirroredStrategy()
+
+    def end() -> np.ndarray:
+        time.sleep(0.2)  # the other gradient has been reduced, and could be applied
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.float32(1)
+
+    @tf.custom_gradient
+    def slow(v: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            # Of what no optimizer of graphs knows before they run.
+            waited = tf.numpy_function(lambda _: end(), [v], tf.float32, stateful=False)
+            return dy * tf.ensure_shape(waited, [])
+
+        return tf.identity(v), gradient
+
+    first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+    counts: list[tf.Variable] = []
+    if way == "v1":
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+    elif way != "tape":
+        import keras
+
+        with strategy.scope() if way == "loop" else contextlib.nullcontext():
+            first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+            optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
+            optimizer.build([first, second])
+        counts = [optimizer.iterations.value]
+        if way == "keras":
+            optimizer = hvd.DistributedOptimizer(optimizer)
+    variables = [first, second]
+
+    def step() -> None:
+        if way == "v1":
+            rows = optimizer.compute_gradients(lambda: slow(first) * 2 + second, variables)
+            optimizer.apply_gradients(rows)
+            return
+        with tf.GradientTape() as tape:
+            loss = slow(first) * 2.0 + second
+        if way == "tape":
+            tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, variables)
+        if way == "tape":
+            for variable, gradient in zip(variables, gradients, strict=True):
+                variable.assign_sub(0.5 * gradient)
+        else:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    run = (lambda: strategy.run(step)) if way == "loop" else step
+    with pytest.raises(tf.errors.OpError, match="rank 1"):
+        tf.function(run)()
+    assert [float(v) for v in variables] == [1.0, 1.0]
+    assert [int(count) for count in counts] == [0] * len(counts)
+
+
+@pytest.mark.parametrize("way", ["tape", "keras", "v1", "loop"])
+def test_a_step_that_fails_halfway_updates_nothing(spawn: Spawn, way: str) -> None:
+    world = spawn(2, "keras on tensorflow" if way in ("keras", "loop") else "tensorflow")
+    world.run(begin, timeout=START)
+    world.start(lose_a_rank_between_two_gradients, way)
+    outcome = world.outcomes(timeout=START, ranks=[0])[0]
+    assert outcome.error is None, outcome.error
 
 
 def test_survivors_name_the_killed_rank(spawn: Spawn) -> None:

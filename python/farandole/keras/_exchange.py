@@ -11,6 +11,7 @@ import importlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -163,6 +164,11 @@ class Exchange(ABC):
     def local(self, gradient: Any) -> Any:
         """One that stays this rank's own."""
         return times(gradient, self.reduction.local_scale)
+
+    def updating(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """A context, in which the optimizer uses these, reduced: it changes nothing before all of
+        them are there."""
+        return nullcontext()  # most have them at once
 
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
         """The optimizer has used the gradients."""

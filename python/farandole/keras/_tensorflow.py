@@ -4,6 +4,7 @@ computed."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from farandole.keras._reduction import Reduction
 from farandole.tensorflow._calls import members_when_run
 from farandole.tensorflow._graph import goes_on
 from farandole.tensorflow._reduction import Reduction as OpReduction
+from farandole.tensorflow._reduction import after
 from farandole.tensorflow._weights import compared
 
 
@@ -77,3 +79,6 @@ class GraphExchange(PlannedExchange):
         weights = compared(self.label, members, variables, names, BROADCAST, while_traced=True)
         reduced = self._ops.reduce(gradients, variables, names, weights)
         return [times(g, self.reduction.passes_factor) for g in reduced]
+
+    def updating(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:
+        return after(gradients)

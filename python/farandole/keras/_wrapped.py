@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -65,6 +66,7 @@ class State:
         self.inside = False  # a call whose gradients are reduced already
         self.holds = False  # gradients of one backward are not all that is reduced
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
+        self.accumulated: Sequence[Any] = ()  # these gradients, reduced, in the pass that updates
         self.exchange: Exchange | None = None  # from the first gradients on, in each world
         self._make = make
         _states.add(self)
@@ -119,12 +121,16 @@ class State:
         )
         return made
 
-    def around(self, call: Callable[[], Any]) -> Any:
+    def after(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:
+        return nullcontext() if self.exchange is None else self.exchange.updating(gradients)
+
+    def around(self, gradients: Sequence[Any], call: Callable[[], Any]) -> Any:
         """Calls the optimizer's own method, with gradients that are reduced."""
         self.inside = True
         _updating.append(self)
         try:
-            return call()
+            with self.after(gradients):
+                return call()
         finally:
             _updating.pop()
             self.inside = False
@@ -208,6 +214,19 @@ class Distributed:
             grads = _reduce_accumulated(self, state, grads)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
+    # What else changes variables in the pass that updates.
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        state = state_of(self)
+        with state.after(state.accumulated):
+            super()._apply_weight_decay(variables)  # type: ignore[misc]
+
+    def _backend_reset_gradient_accumulators(self) -> None:
+        state = state_of(self)
+        with state.after(state.accumulated):
+            super()._backend_reset_gradient_accumulators()  # type: ignore[misc]
+        state.accumulated = ()
+
     @classmethod
     def from_config(cls, config: Any, **others: Any) -> Any:
         """A plain optimizer: what reduces is not in the config."""
@@ -246,7 +265,7 @@ def apply_reduced(
     if len(gradients) != len(variables):
         return own(gradients, trainable_variables)  # says so
     reduced = state.reduce(optimizer, gradients, variables)
-    return state.around(lambda: own(reduced, trainable_variables))
+    return state.around(reduced, lambda: own(reduced, trainable_variables))
 
 
 def stateless_apply_reduced(
@@ -257,7 +276,7 @@ def stateless_apply_reduced(
         return own(optimizer_variables, gradients, values)  # says what is wrong
     variables = optimizer._trainable_variables
     reduced = state.reduce(optimizer, gradients, variables, list(values))
-    return state.around(lambda: own(optimizer_variables, reduced, values))
+    return state.around(reduced, lambda: own(optimizer_variables, reduced, values))
 
 
 def _reduce_accumulated(optimizer: Any, state: State, gradients: Any) -> list[Any]:
@@ -266,6 +285,7 @@ def _reduce_accumulated(optimizer: Any, state: State, gradients: Any) -> list[An
         optimizer, list(gradients), lambda ours: state.reduce(optimizer, ours, variables)
     )
     exchange.stepped()
+    state.accumulated = reduced
     return reduced
 
 

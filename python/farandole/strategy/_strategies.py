@@ -10,7 +10,7 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.strategy import _checkpoint, _keras, _outside, _scaling
+from farandole.strategy import _checkpoint, _keras, _loops, _outside
 from farandole.strategy._checks import (
     check_axis,
     check_call,
@@ -43,7 +43,7 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
             InvalidArgument: in the scope of another strategy.
         """
         _keras.learn()
-        _scaling.learn()
+        _loops.learn()
         other = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self
         if other is not self:
             raise Misused(
@@ -108,7 +108,7 @@ class _OneProcessAReplica(OneOfMany):
         _checkpoint.learn()
         _outside.learn()
         _keras.learn()
-        _scaling.learn()
+        _loops.learn()
 
     @as_is
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:

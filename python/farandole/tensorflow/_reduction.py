@@ -2,7 +2,8 @@
 
 In a graph every gradient is an operation of its own, so that it is reduced while the graph still
 computes others; the engine fuses those that are ready together. Eagerly there is nothing left to
-compute when gradients are here, and all are one operation.
+compute when gradients are here, and all are one operation. In a graph no reduced gradient is there
+before all of them are: a step that fails halfway updates no variable.
 
 First of all the ranks compare what they are about to reduce (the *note*: a line a gradient). So a
 rank whose model differs, or whose gradient is None where others have one, is named on all ranks
@@ -97,7 +98,7 @@ class Reduction(_reduction.Reduction):
             return [_sparse.merged(g) if _is_sparse(g) else g for g in ours]
         note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
         if self.horovods_op == Adasum:
-            return self._by_adasum(ours, names, note, weights)
+            return all_or_none(self._by_adasum(ours, names, note, weights))
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
             with weights:
@@ -110,7 +111,7 @@ class Reduction(_reduction.Reduction):
                 request.note = opener.called
             with tf.control_dependencies([agreed]), weights:
                 results = run_all([request for request, *_ in plans])
-        return self._unpacked(ours, plans, results)
+        return all_or_none(self._unpacked(ours, plans, results))
 
     # ---- in detail ----
 
@@ -215,6 +216,34 @@ class Reduction(_reduction.Reduction):
         return reduced
 
 
+def all_or_none(gradients: list[Any]) -> list[Any]:
+    """In a graph, where one may come and another fail: each is there once all of them are."""
+    if tf.executing_eagerly() or sum(g is not None for g in gradients) < 2:
+        return gradients
+    with after(gradients):
+        return [None if g is None else _identity(g) for g in gradients]
+
+
+def after(gradients: Sequence[Any]) -> AbstractContextManager[Any]:
+    """A context, for a graph: what is made in it runs once all of these are there."""
+    if tf.executing_eagerly() or all(g is None for g in gradients):
+        return nullcontext()
+    tensors = [tensor for g in gradients if g is not None for tensor in _tensors_of(g)]
+    context: AbstractContextManager[Any] = tf.control_dependencies([tf.group(*tensors)])
+    return context
+
+
+def _tensors_of(gradient: Any) -> list[tf.Tensor]:
+    return [gradient.values, gradient.indices] if _is_sparse(gradient) else [gradient]
+
+
+def _identity(gradient: Any) -> Any:
+    if not _is_sparse(gradient):
+        return tf.identity(gradient)
+    values = tf.identity(gradient.values)
+    return tf.IndexedSlices(values, tf.identity(gradient.indices), gradient.dense_shape)
+
+
 def _listed(groups: Any) -> Sequence[Any]:
     return groups if isinstance(groups, (list, tuple)) else ()
 
@@ -252,7 +281,7 @@ class Local:
         reduced = reduction.reduce([gradients[i] for i in shared], chosen, called, weights)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
-        return result
+        return result if len(shared) == len(result) else all_or_none(result)
 
     def _scaled(self, gradient: Any, reduction: Reduction) -> Any:
         if gradient is None or not self._scale:

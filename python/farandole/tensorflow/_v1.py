@@ -133,6 +133,10 @@ class DeltaAdasum:
             moves = [
                 variable.read_value() - was for variable, was in zip(variables, before, strict=True)
             ]
+        with tf.control_dependencies(moves):  # none has moved where a rank is lost meanwhile
+            back = [v.assign(was) for v, was in zip(variables, before, strict=True)]
+        with tf.control_dependencies(back):
+            moves = [tf.identity(move) for move in moves]
         moved = self._reduction.reduce(moves, variables, names_of(variables))
         ends = [
             variable.assign(was + move)

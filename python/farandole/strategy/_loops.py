@@ -1,0 +1,107 @@
+"""Keras' optimizers in a loop of a scope: all replicas' gradients are summed before anything else.
+
+Keras sums them last. So a LossScaleOptimizer would look at the replica's own, and each replica
+decide by itself; and weights would have decayed where a rank is lost before the sums are there.
+
+An optimizer that clips does that to the replica's own gradients, as with TensorFlow's strategies;
+one that accumulates sums in the pass that updates. There the sum stays where Keras has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import _world
+from farandole.strategy._collectives import SUM
+from farandole.strategy._extended import as_is
+from farandole.strategy._variables import is_ours
+from farandole.tensorflow._reduction import after
+
+_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers, as they update
+_OTHERWISE = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps")
+
+
+def learn() -> None:
+    """As soon as the program has imported Keras."""
+    keras = sys.modules.get("keras")
+    there = keras is not None and hasattr(keras, "optimizers")
+    if there and keras.backend.backend() == "tensorflow":
+        _teach(keras.optimizers)
+
+
+@functools.cache
+def _teach(optimizers: Any) -> None:
+    owner: Any = next(c for c in optimizers.Optimizer.__mro__ if "apply" in vars(c))
+    scaling = optimizers.LossScaleOptimizer
+    owner.apply = _taught(owner.apply, lambda one: one, _sums_first)
+    scaling.apply = _taught(scaling.apply, lambda one: one.inner_optimizer, lambda _: True)
+
+
+def _sums_first(optimizer: Any) -> bool:
+    return not any(getattr(optimizer, name, None) for name in _OTHERWISE)
+
+
+def _taught(
+    own: Callable[..., Any], inside: Callable[[Any], Any], sums_first: Callable[[Any], bool]
+) -> Callable[..., Any]:
+    """`inside`: the optimizer that would sum."""
+
+    @as_is
+    @functools.wraps(own)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if _world.size() == 1 or not _in_replica() or not sums_first(self):
+            return own(self, grads, trainable_variables)
+        updates = inside(self)
+        if _REDUCE in vars(updates) or _reduces(updates):
+            return own(self, grads, trainable_variables)
+        sums = _summed(self, list(grads), trainable_variables)
+        with _reduced(updates), after(sums):
+            return own(self, sums, trainable_variables)
+
+    return apply
+
+
+def _in_replica() -> bool:
+    """Of a loop: in a step of Keras' optimizers reduce by themselves."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not is_ours(context.strategy):
+        return False
+    return not context.strategy.extended.inside_keras
+
+
+def _reduces(optimizer: Any) -> bool:
+    """By itself, before it looks at gradients."""
+    from farandole.keras._wrapped import Distributed
+
+    return isinstance(optimizer, Distributed)
+
+
+def _summed(optimizer: Any, gradients: list[Any], variables: Any) -> list[Any]:
+    """But those that are values of variables (of float8), which each replica has."""
+    variables = optimizer._trainable_variables if variables is None else list(variables)
+    there = [
+        i
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=False))
+        if gradient is not None and not optimizer._overwrite_variable_with_gradient(variable)
+    ]
+    if there:
+        context = tf.distribute.get_replica_context()
+        reduced = context.all_reduce(SUM, [gradients[i] for i in there])
+        for i, each in zip(there, reduced, strict=True):
+            gradients[i] = each
+    return gradients
+
+
+@contextmanager
+def _reduced(optimizer: Any) -> Iterator[None]:
+    vars(optimizer)[_REDUCE] = list
+    try:
+        yield
+    finally:
+        del vars(optimizer)[_REDUCE]
