@@ -784,6 +784,11 @@ def normalization_is_each_ranks_own_and_its_averages_are_shared() -> None:
         assert "which are 4 of a batch of 8" in told[0]
         assert "advice: Model(sync_batch_norm=True)" in told[0]
     work.assert_same_on_all_ranks(model.model)
+    frozen = build()
+    frozen.get_layer("norm").trainable = False
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*'norm'")
+        hvd.Model(compiled(frozen, **UNMEASURED)).fit(X, Y, batch_size=BATCH, verbose=0)
 
 
 def adversaries() -> Any:

@@ -89,6 +89,10 @@ def loop(strategy: Any, coordinator: Any, folder: Path) -> Any:
         tf.function(lambda: strategy.distribute_datasets_from_function(batches))
     )
     iterator = iter(dataset)
+    read = tf.function(lambda: [tf.identity(v.value) for v in ours.model.trainable_variables])
+    first = coordinator.schedule(read).fetch()
+    for mine, its in zip(ours.weights, first, strict=True):  # the chief's, on workers too
+        np.testing.assert_array_equal(mine, its)
     with raises(fd.InvalidArgument, "farandole.keras.ParameterServer"):
         ours.model.fit(*data())
     right: dict[str, Any] = {}
@@ -117,7 +121,6 @@ def loop(strategy: Any, coordinator: Any, folder: Path) -> Any:
     manager.save()
     ours.model.set_weights([np.zeros_like(each) for each in trained])
     ours.model.save(folder / f"model-of-{fd.rank()}.keras")
-    read = tf.function(lambda: [tf.identity(v.value) for v in ours.model.trainable_variables])
     zeros = coordinator.schedule(read).fetch()
     assert not any(each.any() for each in zeros)
     coordinator.join()

@@ -468,10 +468,27 @@ def values_are_reduced_and_gathered() -> None:
     for wrong in ("PRODUCT", tf.float32):
         with raises(Exception, "PRODUCT" if wrong == "PRODUCT" else ""):
             strategy.reduce(wrong, mine, axis=None)
+    words = tf.constant([["a", "", "\u00e9"][me], ["bc", "d", "\x00"][me]])
+    for gather in (strategy.gather, tf.function(strategy.gather)):
+        texts = gather(words[:, None], 1).numpy().tolist()
+        assert texts == [[b"a", b"", "\u00e9".encode()], [b"bc", b"d", b"\x00"]]
     with raises(fd.InvalidArgument, "cannot be gathered"):
         strategy.gather(tf.constant(1.0), axis=0)
     with raises(fd.InvalidArgument, "axis is 2"):
         strategy.gather(rows, axis=2)
+
+
+@on_ranks(2)
+def every_public_name_of_tf_distribute_is_there() -> None:
+    """So that an import is all that a program changes."""
+    theirs = tf.distribute
+    for whole, part in ((theirs, strategies), (theirs.experimental, strategies.experimental)):
+        missing = [n for n in dir(whole) if not n.startswith("_") and not hasattr(part, n)]
+        assert missing == [], missing
+    assert not [n for n in dir(theirs.experimental) if not hasattr(strategies, n) and n[0] != "_"]
+    assert strategies.ReduceOp is theirs.ReduceOp
+    for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
+        assert getattr(strategies, name) is not getattr(theirs, name)
 
 
 @on_ranks(3)

@@ -75,19 +75,36 @@ def gather(value: Any, axis: Any) -> tf.Tensor:
     """Collective: the replicas' values, one after the other along an axis."""
     if isinstance(value, tf.IndexedSlices):
         raise refused("tf.IndexedSlices are not gathered; gather their values and indices")
-    tensor = tensor_from(value, "the value to gather")
+    texts = getattr(value, "dtype", None) == tf.string
+    tensor = tf.convert_to_tensor(value) if texts else tensor_from(value, "the value to gather")
     if tensor.shape.rank == 0:
         raise refused("a value without a dimension cannot be gathered\n  advice: value[None]")
     number = _axis(axis, tensor.shape.rank)
     if _world.size() == 1:
         return tf.identity(tensor)
+    join = _joined_texts if texts else _joined
     with tf.device("/cpu:0"):
         if number == 0:
-            return run(Request("all_gather", [tensor]))[0]
+            return join(tensor)
         order = [number, *(i for i in range(tensor.shape.rank) if i != number)]
         back = [order.index(i) for i in range(tensor.shape.rank)]
-        first = run(Request("all_gather", [tf.transpose(tensor, order)]))[0]
-        return tf.transpose(first, back)
+        return tf.transpose(join(tf.transpose(tensor, order)), back)
+
+
+def _joined(tensor: tf.Tensor) -> tf.Tensor:
+    return run(Request("all_gather", [tensor]))[0]
+
+
+def _joined_texts(texts: tf.Tensor) -> tf.Tensor:
+    """They travel as their bytes, and how many each has."""
+    flat = tf.reshape(texts, [-1])
+    sent = [tf.strings.length(texts), tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8)]
+    lengths, codes = run(Request("all_gather", sent))
+    letters = tf.gather(
+        tf.constant([bytes([code]) for code in range(256)]), tf.cast(codes, tf.int32)
+    )
+    words = tf.RaggedTensor.from_row_lengths(letters, tf.reshape(lengths, [-1]))
+    return tf.reshape(tf.strings.reduce_join(words, axis=1), tf.shape(lengths))
 
 
 def _axis(axis: Any, rank: int | None) -> int:

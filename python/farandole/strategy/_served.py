@@ -146,13 +146,16 @@ class Store:
         self._listed.append(variable)
 
     def tell_new(self) -> str:
-        """The servers get variables that are new; returns what ranks are to have in common."""
+        """The servers get variables that are new, and workers get their values; returns what ranks
+        are to have in common."""
         new = self._listed[self._known :]
         if new:
             values = {v.key: v.copy() for v in new}
             self._worker._add(values, [self._parts_of(v) for v in new])
             self._known = len(self._listed)
             self._before |= values
+            if not self._leads:  # the chief's values count
+                self._pull(new)
         return ", ".join(f"'{v.name}' {v.dtype.name} {v.shape}" for v in new)
 
     def unsettle(self) -> None:

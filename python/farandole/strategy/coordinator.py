@@ -14,7 +14,12 @@ from farandole.strategy._closures import Closure, value_of
 from farandole.strategy._parameter_server import ParameterServerStrategy
 from farandole.strategy._scheduling import Own, Scheduling
 
-__all__ = ["ClusterCoordinator", "PerWorkerValues", "RemoteValue"]
+__all__ = [
+    "ClusterCoordinator",
+    "PerWorkerValue",
+    "PerWorkerValues",
+    "RemoteValue",
+]
 
 
 class RemoteValue(tf.distribute.coordinator.RemoteValue):  # type: ignore[misc]  # no types
@@ -69,6 +74,9 @@ class PerWorkerValues(Own):
 
 class _Iterator(PerWorkerValues):
     pass
+
+
+PerWorkerValue = PerWorkerValues  # as tf.distribute.coordinator calls it
 
 
 class ClusterCoordinator:

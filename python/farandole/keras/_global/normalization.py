@@ -94,7 +94,8 @@ class Normalization:
         if parts == 1 or _world.rank() != 0 or not 0 < few < FEW:
             return
         joint = set(map(id, self.joint()))
-        own = [layer for layer in self.layers() if id(layer) not in joint]
+        # A frozen layer normalizes by its moving averages.
+        own = [each for each in self.layers() if id(each) not in joint and each.trainable]
         if not own:
             return
         whose, advice = (
