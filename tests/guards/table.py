@@ -51,7 +51,7 @@ LINT = [
         "clang-format", "clang-format --dry-run -Werror csrc/base/planted.h",
         {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "code should be clang-formatted",
     ),
-    Guard("codespell", "codespell docs", {"docs/planted.md": new("This is teh fault.\n")}, "teh ==> the"),
+    Guard("codespell", "codespell docs", {"docs/planted.md": new("This is t" "eh fault.\n")}, "t" "eh ==> the"),
     Guard("mypy", "mypy", {"python/farandole/planted.py": new('x: int = "a"\n')}, "planted.*Incompatible types"),
     Guard("basedpyright", "basedpyright", {"tests/typed/planted.py": new('x: int = "a"\n')}, "planted.py.*error"),
     Guard(
@@ -207,7 +207,7 @@ HOOKS = [
     Guard("hook: ruff-check", hook("ruff check --no-cache --force-exclude --fix", "python/planted.py"), {"python/planted.py": new("import os\n")}, "changed"),
     Guard("hook: ruff-format", hook("ruff format --force-exclude", "python/planted.py"), {"python/planted.py": new("x  = 1\n")}, "changed"),
     Guard("hook: clang-format", hook("clang-format -i", "csrc/base/planted.h"), {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "changed"),
-    Guard("hook: codespell", hook("codespell", "docs/planted.md"), {"docs/planted.md": new("This is teh fault.\n")}, "teh ==> the"),
+    Guard("hook: codespell", hook("codespell", "docs/planted.md"), {"docs/planted.md": new("This is t" "eh fault.\n")}, "t" "eh ==> the"),
 ]  # fmt: skip
 
 # ---- .ci/run and .ci/wheel ----
