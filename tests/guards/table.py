@@ -98,10 +98,10 @@ ASAN = (
 )
 
 TESTS = [
-    Guard("warnings of the compiler", BUILD, {"csrc/base/reduce_op.cpp": append("\nstatic int planted() { return 1; }\n")}, "error: .*planted"),
+    Guard("warnings of the compiler", BUILD, {"csrc/base/reduce_op.cpp": append("\nstatic int planted() { return 1; }\n")}, "error: .*planted", slow=True),
     Guard(
         "ctest", BUILD + "; ctest --test-dir build/checks -R farandole_tests --output-on-failure",
-        {"tests/cpp/test_clock_log.cpp": append("\nTEST(planted) { CHECK_EQUAL(1, 2); }\n")}, "FAILED: planted",
+        {"tests/cpp/test_clock_log.cpp": append("\nTEST(planted) { CHECK_EQUAL(1, 2); }\n")}, "FAILED: planted", slow=True,
     ),
     Guard("pytest", PYTEST + "tests/unit/test_planted.py", {"tests/unit/test_planted.py": new("def test_planted():\n    assert 1 == 2\n")}, "1 failed"),
     Guard(
