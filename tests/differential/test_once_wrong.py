@@ -33,6 +33,8 @@ ONCE_WRONG = [
     "front=torch.hook precision=scaler accumulate=cut",
     # Elements of one rank were added to others of another.
     "front=torch.hook model=mixed_layout",
+    "front=torch.hook model=mixed_layout optimizer=adam_fused",
+    "front=torch.hook model=conv weights=other_layout optimizer=adam_fused",
     # A subclass of BatchNorm lost its forward and its parameter.
     "front=torch.hook model=batch_norm",
     "front=torch.global model=batch_norm",

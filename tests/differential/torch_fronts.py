@@ -236,6 +236,12 @@ def _unfreeze(model: Any, _: Any) -> None:
         p.requires_grad_(True)
 
 
+def _other_layout(model: Any, _: Any) -> None:
+    import torch
+
+    model.to(memory_format=torch.channels_last)
+
+
 ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "nothing": lambda *_: None,
     "half_and_back": _half_and_back,
@@ -243,6 +249,7 @@ ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "share_memory": lambda model, _: model.share_memory(),
     "new_data": _new_data,
     "save_and_load": _save_and_load,
+    "other_layout": _other_layout,
     "unfreeze": _unfreeze,
 }
 

@@ -88,6 +88,51 @@ def with_half_a_world(store: str) -> None:
     begin(store)
 
 
+def across_two_jobs(store: str) -> tuple[float, float, dict[str, int]]:
+    """Each rank is a job with a world of its own; a group joins them, as trainers do with servers
+    of their model."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    import farandole.torch.distributed
+
+    rank = int(os.environ["RANK"])
+    timeout = timedelta(seconds=30)
+    dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=1)
+    shared = dist.PrefixStore("both", dist.FileStore(store, 2))
+    group, _ = c10d._new_process_group_helper(
+        2, rank, [], "farandole", shared, group_name="both", timeout=timeout
+    )
+    c10d._world.pg_group_ranks[group] = {i: i for i in range(2)}
+    x = torch.tensor([float(rank + 1)])
+    dist.all_reduce(x, group=group)
+    alone = total()
+    return x.item(), alone, farandole.torch.distributed.fallbacks()
+
+
+def groups_of_different_names(store: str) -> list[str]:
+    """PyTorch names a group by how many the rank has made before."""
+    import logging
+
+    from farandole.torch._c10d import meeting
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("farandole").addHandler(handler)
+    dist = begin(store)
+    meeting._PATIENCE = timedelta(seconds=0.2)
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    try:
+        limit = timedelta(seconds=0.6)
+        dist.new_group([0, 1], use_local_synchronization=True, timeout=limit)
+    except Exception as error:
+        said.append(str(error))
+    return said
+
+
 def all_but_the_last(store: str) -> None:
     if os.environ["RANK"] != "2":
         begin(store, timeout=1.0)
@@ -136,6 +181,22 @@ def test_ranks_of_different_worlds_are_told_so(spawn: Spawn, tmp_path: Path) -> 
     for outcome in world.outcomes():
         assert outcome.error == "RendezvousError"
         assert "rank 1 in none" in outcome.text
+
+
+def test_a_group_over_two_jobs_is_gloos(spawn: Spawn, tmp_path: Path) -> None:
+    found = spawn(2, "torch").run(across_two_jobs, str(tmp_path / "store"))
+    for rank, (both, alone, counted) in enumerate(found):
+        assert both == 3
+        assert alone == 1, rank
+        assert counted == {"a group over several farandole worlds": 1}
+
+
+def test_a_group_that_does_not_come_together_says_so(spawn: Spawn, tmp_path: Path) -> None:
+    for said in spawn(2, "torch").run(groups_of_different_names, str(tmp_path / "store")):
+        assert len(said) == 2
+        for words in said:
+            assert "1 of 2 ranks came" in words or "rank 0 has opened no round" in words
+            assert "equally many" in words
 
 
 def test_ranks_that_do_not_come_are_named(spawn: Spawn, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
-from farandole.torch._c10d.fallbacks import fallbacks
+from farandole.torch._c10d.fallbacks import fallbacks, note_fallback
+from farandole.torch._c10d.meeting import SeveralWorlds
 from farandole.torch._c10d.process_group import FarandoleProcessGroup
 
 __all__ = ["FarandoleProcessGroup", "fallbacks", "monitored_barrier"]
@@ -58,8 +60,18 @@ def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         _pytorchs_set_pg_timeout(timeout, group)
 
 
+def _made(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group. Ranks of several jobs, each with a world of its own, have no engine in common: such
+    a group is gloo's."""
+    try:
+        return FarandoleProcessGroup(store, rank, size, timeout)
+    except SeveralWorlds:
+        note_fallback("a group over several farandole worlds")
+        return dist.ProcessGroupGloo(PrefixStore("several worlds", store), rank, size, timeout)
+
+
 def _register() -> None:
-    dist.Backend.register_backend("farandole", FarandoleProcessGroup, devices=["cpu", "cuda"])
+    dist.Backend.register_backend("farandole", _made, devices=["cpu", "cuda"])
     wrapped = functools.wraps(_of_pytorch)(monitored_barrier)
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = wrapped
     dist.distributed_c10d._set_pg_timeout = functools.wraps(_pytorchs_set_pg_timeout)(

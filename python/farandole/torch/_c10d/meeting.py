@@ -6,6 +6,7 @@ world already stay in it; ranks that have none enter a new one, under a name tha
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -23,6 +24,13 @@ from farandole._tables import listed
 from farandole._world import Group
 
 _T = TypeVar("_T")
+_log = logging.getLogger("farandole")
+_PATIENCE = timedelta(seconds=10)  # then a warning, as of operations that wait
+_ADVICE = (
+    "\n  advice: call new_group() for the same ranks on each of them; with "
+    "use_local_synchronization=True PyTorch finds a group by how many its ranks have made before, "
+    "which must be equally many"
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,18 @@ def _my_post() -> _Post:
 
 def _exchange(store: Any, rank: int, size: int, mine: _Post, timeout: timedelta) -> list[_Post]:
     until = time.monotonic() + timeout.total_seconds()
-    meeting = _store.Meeting(rank, size, "", 0, b"", until)
+    meeting = _store.Meeting(
+        rank, size, "", 0, b"", until,
+        warn=lambda text: _log.warning("%s%s", text, _ADVICE),
+        warn_after=_PATIENCE.total_seconds(),
+    )  # fmt: skip
     words = {"rank": rank, "post": asdict(mine)}
     try:
         met = _store.meet_in(store, "farandole", meeting, words, lambda _: None)
     except RendezvousError as error:
         raise RendezvousError(
             f"the ranks did not make the process group within {timeout.total_seconds():g} s: "
-            f"{error.verdict}"
+            f"{error.verdict}{_ADVICE}"
         ) from error
     return [_Post(**words["post"]) for words in met.table]
 
@@ -67,12 +79,17 @@ def _differing(posts: list[_Post], what: Callable[[_Post], _T]) -> dict[_T, list
     return ranks
 
 
+class SeveralWorlds(RendezvousError):
+    """Each rank of a group is in a world, and not all in the same."""
+
+
 def _check(posts: list[_Post]) -> None:
     """Raises the same on every rank when they cannot share a world."""
     worlds = _differing(posts, lambda post: post.world)
     if len(worlds) > 1:
         rows = (f"{listed('rank', r)} in {world or 'none'}" for world, r in worlds.items())
-        raise RendezvousError(
+        kind = RendezvousError if None in worlds else SeveralWorlds
+        raise kind(
             f"ranks of a process group are in different farandole worlds: {'; '.join(rows)}\n"
             "  advice: call farandole.init() on all ranks before init_process_group, or on none"
         )

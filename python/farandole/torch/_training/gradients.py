@@ -13,7 +13,7 @@ from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.buckets import Buckets
-from farandole.torch._training.layouts import Strides
+from farandole.torch._training.layouts import Strides, in_order_of
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch.compression import Compression, Compressor
@@ -233,6 +233,8 @@ class Gradients:
             p.grad = self._lent[i] if i in self._lent else self._buckets.alias(i)
         grad = p.grad
         assert grad is not None
+        if grad.stride() != p.stride():
+            p.grad = grad = in_order_of(p, grad)
         self._shown[i] = grad.data_ptr()
         dims = self._reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
         if dims > 0:

@@ -32,6 +32,15 @@ def contiguous_strides(shape: torch.Size) -> Strides:
     return torch.empty(shape, device="meta").stride()
 
 
+def in_order_of(p: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient with its parameter's strides, if these leave no gaps. PyTorch's fused optimizers
+    read both in the order of memory."""
+    strides = dense_strides(p)
+    if grad.stride() == strides:
+        return grad
+    return torch.empty_strided(p.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
 def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> list[Strides]:
     """By parameter the strides of its gradient: dense_strides() where all ranks have the same, and
     those of a contiguous tensor where they differ, as when one rank alone has converted its
