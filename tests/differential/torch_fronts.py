@@ -560,8 +560,8 @@ def ddp_fits(program: Program) -> bool:
         has["accumulate"] != "one" or has["model"] == "checkpointed"
     ):
         return False
-    # Over any backend DDP loses its hooks where parameters move, and a gradient that is a view of its
-    # bucket is not what the optimizer reads once its memory is replaced.
+    # Over any backend DDP loses its hooks where parameters move, and a gradient that is a view of
+    # its bucket is not what the optimizer reads once its memory is replaced.
     if has["weights"] in ("double", "half_and_back", "new_data", "other_layout", "unfreeze"):
         return False
     if has["options"] == "view" and (has["touch"] in REPLACING or has["weights"] == "share_memory"):
