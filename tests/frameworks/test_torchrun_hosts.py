@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import namespaces
 
 PROGRAM = Path(__file__).with_name("torchrun_rounds.py")
-LIMIT = 100
+LIMIT = 180
 
 
 def run(spaces: Sequence[str], restarts: int, *words: str) -> list[tuple[int, str]]:
