@@ -7,6 +7,7 @@ sums per channel are reduced. On one rank it is the plain layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -142,8 +143,7 @@ _OF_TORCH = (
 )  # fmt: skip
 
 
-@cache
-def _synchronized_class(own: type[_BatchNorm]) -> type[SyncBatchNorm]:
+def _make_class(own: type[_BatchNorm]) -> type[SyncBatchNorm]:
     """The class of a converted layer. For a class of the program's it is a child, whose methods
     find those of SyncBatchNorm where they call torch's by super()."""
     if issubclass(own, torch.nn.modules.lazy.LazyModuleMixin):
@@ -160,6 +160,10 @@ def _synchronized_class(own: type[_BatchNorm]) -> type[SyncBatchNorm]:
     names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
     methods = {"forward": _checked_forward, "__reduce_ex__": _reduce, "_own": own}
     return type(own.__name__, (own, SyncBatchNorm), names | methods)
+
+
+_cached: Any = cache(_make_class)  # a class is hashable, which mypy does not see
+_synchronized_class: Callable[[type[_BatchNorm]], type[SyncBatchNorm]] = _cached
 
 
 def _checked_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:

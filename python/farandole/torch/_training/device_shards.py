@@ -40,9 +40,9 @@ class DeviceShards:
         }
         # By parameter: address and version of the gradient that stands in the bucket.
         self._brought: dict[int, tuple[int, int]] = {}
-        for (_, p), there, strides in zip(named, self.has, self._strides, strict=True):
-            if there and p.stride() != strides:  # with gaps
-                p.data = _devices.laid_out(p.detach(), strides, p.dtype)
+        for (_, p), there, agreed in zip(named, self.has, strides, strict=True):
+            if there and p.stride() != agreed:  # with gaps, or others than another rank's
+                p.data = _devices.laid_out(p.detach(), agreed, p.dtype)
         self._steps = list(update.steps)  # before the present update
 
     def bring(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
