@@ -158,6 +158,38 @@ def replaced_gradients_of_a_global_batch_train_as_in_one_process() -> None:
             torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
+def clamp_in_place(p: torch.Tensor) -> None:
+    assert p.grad is not None
+    p.grad.clamp_(-0.01, 0.02)
+
+
+@on_ranks(2)
+def hooks_registered_after_wrapping_change_gradients_before_they_are_reduced() -> None:
+    for options in ({}, {"in_place_bytes": 0}, {"sharded_update": True}, {"bucket_bytes": 0}):
+        model, whole = net(), net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
+        )
+        reference = torch.optim.SGD(whole.parameters(), lr=0.1)
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(clamp_in_place)
+        for step in range(3):
+            model(batch(step)[hvd.rank()]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            means = [torch.zeros_like(p) for p in whole.parameters()]
+            for part in batch(step):
+                whole.zero_grad()
+                whole(part).square().mean().backward()
+                for mean, g in zip(means, gradients(whole), strict=True):
+                    mean += g.clamp(-0.01, 0.02) / hvd.size()
+            for p, mean in zip(whole.parameters(), means, strict=True):
+                p.grad = mean
+            reference.step()
+        for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
 @on_ranks(2)
 def a_hook_may_clear_a_gradient() -> None:
     """Of one parameter, on all ranks, on one, and of all parameters."""

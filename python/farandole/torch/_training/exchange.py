@@ -141,11 +141,11 @@ class GradientExchange(Hooked):
 
     # The pass, as autograd tells it.
 
-    def on_gradient(self, i: int) -> None:
+    def on_gradient(self, i: int, *, final: bool) -> None:
         with self._entering:
-            present = self._entered(i)
-        if present is None:
-            return
+            present = self._entered(i, final)
+        if present is None or not final:
+            return  # launch_rest() takes the latter
         if not self.reducing or (self.weighed_only and self.lacks_weight()):
             return  # what has no weight yet is not sent before it is known to have one
         try:
@@ -159,14 +159,14 @@ class GradientExchange(Hooked):
             present.fail()  # now, since the traceback may keep the pass alive
             raise
 
-    def _entered(self, i: int) -> Pass | None:
+    def _entered(self, i: int, final: bool) -> Pass | None:
         """The running pass, which may begin with this gradient; None where it has no end."""
         graph = graph_task()
         present = self.present_pass()
         if present is None:
             self.silence.over = True
             if has_no_end(graph):
-                self._leave_to_step(i, graph)
+                self._leave_to_step(i, graph, final)
                 return None
             self._begin_pass(ends=True)
             present = Pass(self)
@@ -186,12 +186,13 @@ class GradientExchange(Hooked):
         else:
             self._finish_pass()
 
-    def _leave_to_step(self, i: int, graph: int) -> None:
+    def _leave_to_step(self, i: int, graph: int, final: bool) -> None:
         """The pass is one that only accumulates."""
         if graph != self._left_graph or not self._left:
             self._begin_pass(ends=False)
             self._left_graph = graph
-        self._left[i] = _stamp(self.parameters[i].grad)
+        if final:
+            self._left[i] = _stamp(self.parameters[i].grad)
 
     def _refuse_changes(self) -> None:
         """Of what was left to step(): clipping, say, that took it for the mean."""

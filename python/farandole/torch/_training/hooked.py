@@ -56,8 +56,22 @@ class Hooked:
         """Raises it in place of a step, and tells the other ranks, which may have begun one."""
         raise NotImplementedError
 
-    def on_gradient(self, i: int) -> None:
+    def on_gradient(self, i: int, *, final: bool) -> None:
+        """Autograd has accumulated the gradient of parameter i. Unless it is `final`, hooks of the
+        program come after this one, in this backward, and may change it."""
         raise NotImplementedError
+
+    def make_last(self, i: int) -> bool:
+        """Sees to it that no hook of the program comes after ours, in the next backward. Whether
+        none does in this one."""
+        hooks: dict[int, Any] = self.parameters[i]._post_accumulate_grad_hooks
+        if len(hooks) == 1:
+            return True
+        mine = self._hooks[i].id
+        if next(reversed(hooks)) == mine:
+            return True
+        hooks[mine] = hooks.pop(mine)  # PyTorch goes by the order of insertion
+        return False
 
     def is_due(self) -> bool:
         """Whether gradients may stand that are not reduced and should be before they are read
@@ -126,7 +140,7 @@ def take_over(parameters: Iterable[torch.Tensor]) -> None:
 def _on_gradient(hooked: weakref.ref[Hooked], i: int, _: torch.Tensor) -> None:
     present = hooked()
     if present is not None:
-        present.on_gradient(i)
+        present.on_gradient(i, final=present.make_last(i))
 
 
 hearing: weakref.WeakSet[Hooked] = weakref.WeakSet()

@@ -126,12 +126,13 @@ class Shards(Hooked):
 
     # Backward.
 
-    def on_gradient(self, i: int) -> None:
+    def on_gradient(self, i: int, *, final: bool) -> None:
         with self._entering:  # the update has one thread at a time
             present = self._entered()
             try:
                 self._refuse_pass()
-                self._take(i)
+                if final:  # else step() takes it
+                    self._take(i)
             except BaseException:
                 if present is not None:  # now, since the traceback may keep the pass alive
                     present.fail()

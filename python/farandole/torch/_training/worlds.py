@@ -114,7 +114,7 @@ class Alone(Hooked):
         self._outside = outside
         self.hear()
 
-    def on_gradient(self, i: int) -> None:
+    def on_gradient(self, i: int, *, final: bool) -> None:  # noqa: ARG002
         if self._outside:
             raise _outside(f"backward() of '{self.names[i]}'")
 
