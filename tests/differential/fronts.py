@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import keras_fronts
 import torch_fronts
 from programs import Front, Program, Result
 
-FRONTS: dict[str, Front] = {**torch_fronts.FRONTS}
+FRONTS: dict[str, Front] = {**torch_fronts.FRONTS, **keras_fronts.FRONTS}
 
 
 def begin(front: str) -> None:
