@@ -1,9 +1,10 @@
-"""Keras programs with fit() on three backends: by farandole.keras.Model and DistributedOptimizer."""
+"""Keras programs with fit(): by farandole.keras.Model and by DistributedOptimizer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import keras_parts as parts
@@ -21,6 +22,10 @@ class Setting:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.rank, self.size = 0, 1
+
+    def scope(self) -> Any:
+        """Where the model is made and compiled."""
+        return nullcontext()
 
     def model(self) -> Any:
         return parts.MODELS[self.program["model"]]()
@@ -75,7 +80,8 @@ class Horovod(Setting):
 
     def optimizer(self) -> Any:
         options: dict[str, Any] = {
-            "none": {}, "groups": {"num_groups": 2}, "predivide": {"gradient_predivide_factor": 2.0},
+            "none": {}, "groups": {"num_groups": 2},
+            "predivide": {"gradient_predivide_factor": 2.0},
         }[self.program["options"]]  # fmt: skip
         if self.sums:
             options["op"] = self.hvd.Sum
@@ -113,7 +119,8 @@ def callbacks(program: Program) -> list[Any]:
             monitor=key, mode="max", factor=0.25, patience=1, min_delta=0)],
         "stopping": lambda: [keras.callbacks.EarlyStopping(
             monitor=key, mode="max", patience=1, restore_best_weights=True)],
-        "schedule": lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (1 + epoch))],
+        "schedule": lambda: [keras.callbacks.LearningRateScheduler(
+            lambda epoch: 0.2 / (1 + epoch))],
     }  # fmt: skip
     return made[program["callbacks"]]()
 
@@ -205,10 +212,11 @@ def train(setting: Setting) -> Result:
     program = setting.program
     keras.backend.clear_session()
     keras.utils.set_random_seed(setting.rank)  # all ranks must begin with rank 0's weights
-    inner = setting.model()
-    before = weights_of(inner)
-    model = setting.wrapped(inner)
-    compiled(setting, model)
+    with setting.scope():
+        inner = setting.model()
+        model = setting.wrapped(inner)
+        before = weights_of(inner)
+        compiled(setting, model)
     chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
     history = model.fit(
         **data_of(setting), **chosen, epochs=EPOCHS, shuffle=False, verbose=0,
@@ -271,7 +279,7 @@ def fits(program: Program, backend: str) -> bool:
     # torch.compile takes minutes.
     if has["run"] == "jit" and backend == "torch":
         return False
-    # Restored weights would be those of another epoch: a callback that sees no metric decides alike.
+    # There is nothing to monitor.
     return not (model in parts.TWO_OPTIMIZERS and has["callbacks"] in ("plateau", "stopping"))
 
 
@@ -282,19 +290,22 @@ def global_fits(program: Program, backend: str) -> bool:
         has["model"] in ("batch_norm", "masked") or has["loss"] == "mean_with_sample_weight"
     ):
         return False
-    if has["options"] == "logical" and has["options"] == "predivide":
-        return False
     return fits(program, backend)
 
 
 def horovod_fits(program: Program, backend: str) -> bool:
     """It averages over ranks whatever each of them has computed."""
     has = dict(program.values)
-    if has["model"] in ("batch_norm", "masked") or has["loss"] in ("none", "mean_with_sample_weight"):
+    if has["model"] in ("batch_norm", "masked") or has["batches"] not in ("even", "short"):
         return False
-    if has["batches"] not in ("even", "short") or has["metrics"] not in ("none", "mean", "accuracy"):
+    if has["loss"] in ("none", "mean_with_sample_weight"):
         return False
-    if has["loss"] == "sum" and (has["model"] in ("tied", "add_loss") or has["options"] == "predivide"):
+    if has["metrics"] not in ("none", "mean", "accuracy"):
+        return False
+    # Of a sum every rank adds what is no sum over samples.
+    if has["loss"] == "sum" and has["model"] in ("tied", "add_loss"):
+        return False
+    if has["loss"] == "sum" and has["options"] == "predivide":
         return False
     return fits(program, backend)
 
@@ -322,5 +333,7 @@ def _fronts(backend: str) -> dict[str, Front]:
 
 
 FRONTS = {
-    name: front for backend in ("tensorflow", "torch", "jax") for name, front in _fronts(backend).items()
-}  # fmt: skip
+    name: front
+    for backend in ("tensorflow", "torch", "jax")
+    for name, front in _fronts(backend).items()
+}

@@ -79,13 +79,46 @@ def _jax_step(self: Any, state: Any, data: Any) -> Any:
     return logs, (trainable, others, optimizer, metrics)
 
 
+def divided_step(inner: Any, by: str) -> Any:
+    """Its loss is this replica's share, as TensorFlow's guide to strategies has it: the sum over
+    samples divided by the global "batch", or their mean divided by the "replicas"."""
+    import keras
+    import tensorflow as tf
+    from programs import BATCH
+
+    class Divided(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.inner(x, training=training)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            variables = self.trainable_variables
+            with tf.GradientTape() as tape:
+                each = tf.reduce_mean(tf.square(y - self(x, training=True)), -1)
+                if by == "batch":
+                    loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
+                else:
+                    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+                    loss = tf.reduce_mean(each) / replicas
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {}
+
+    return Divided()
+
+
 def gan(maker: Any, scaled: bool) -> Any:
     """Two parts with an optimizer each, of which compile() of Keras has one. `scaled`: gradients
     are those of `optimizer.scale_loss()`, as in Keras' own step."""
     import keras
     from keras import layers
 
-    judge = keras.Sequential([keras.Input((2,)), layers.Dense(3, activation="tanh"), layers.Dense(1)])
+    hidden = layers.Dense(3, activation="tanh")
+    judge = keras.Sequential([keras.Input((2,)), hidden, layers.Dense(1)])
 
     class Gan(keras.Model):
         def __init__(self) -> None:
@@ -105,7 +138,8 @@ def gan(maker: Any, scaled: bool) -> Any:
             ones, zeros = keras.ops.ones_like(y[:, :1]), keras.ops.zeros_like(y[:, :1])
 
             def judged() -> Any:
-                return self.right(ones, self.judge(y)) + self.right(zeros, self.judge(self.maker(x)))
+                made = self.right(zeros, self.judge(self.maker(x)))
+                return made + self.right(ones, self.judge(y))
 
             def fooled() -> Any:
                 return self.right(ones, self.judge(self.maker(x)))

@@ -46,6 +46,7 @@ class Runner:
         self._environment = dict(environment or {})
         self._nurseries: dict[str, Nursery] = {}
         self._worlds: dict[tuple[str, int], World] = {}
+        self._alone: dict[Program, Outcome] = {}
 
     def close(self) -> None:
         for world in self._worlds.values():
@@ -55,7 +56,9 @@ class Runner:
 
     def check(self, program: Program, size: int) -> None:
         """Raises Fault or Refused."""
-        [alone] = self._outcomes(program, 0)
+        if program not in self._alone:
+            [self._alone[program]] = self._outcomes(program, 0)
+        alone = self._alone[program]
         if alone.error is not None:
             raise Refused(f"by the framework: {alone.text.splitlines()[:1]}")
         outcomes = self._outcomes(program, size)
