@@ -228,11 +228,15 @@ def train(setting: Setting) -> Result:
     optimizer = optimizer_of(setting)
     loss_of = LOSSES[program["loss"]]
 
-    def step(carried: Any, batch: Any) -> Any:
-        parameters, state = carried
+    @jax.jit  # in an eager step, too, whose programs would be one for each operation
+    def backward(parameters: Parameters, batch: Any) -> Any:
         x, y, weights = batch
         loss, gradients = jax.value_and_grad(lambda p: loss_of(apply(p, x), y, weights))(parameters)
-        gradients = jax.tree.map(lambda g: g.conj(), gradients)
+        return loss, jax.tree.map(lambda g: g.conj(), gradients)
+
+    def step(carried: Any, batch: Any) -> Any:
+        parameters, state = carried
+        loss, gradients = backward(parameters, batch)
         gradients = touched(program, setting.whole(gradients))
         updates, state = optimizer.update(gradients, state, parameters)
         return (optax.apply_updates(parameters, updates), state), setting.told(loss)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import programs
 from fronts import FRONTS, begin, train
-from harness import Ended, Nursery, Outcome, World
+from harness import Ended, Nursery, Outcome, World, jax_that_compiles_quickly
 from programs import Front, Program
 
 LIMIT = 60.0  # seconds of one program on all ranks: what takes longer hangs
@@ -44,6 +45,7 @@ class Runner:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(environment or {})
+        self._cache = tempfile.TemporaryDirectory()  # of what JAX has compiled
         self._nurseries: dict[str, Nursery] = {}
         self._worlds: dict[tuple[str, int], World] = {}
         self._alone: dict[Program, Outcome] = {}
@@ -53,6 +55,7 @@ class Runner:
             world.close()
         for nursery in self._nurseries.values():
             nursery.close()
+        self._cache.cleanup()
 
     def check(self, program: Program, size: int) -> None:
         """Raises Fault or Refused."""
@@ -97,7 +100,10 @@ class Runner:
         key = (front, size)
         if key not in self._worlds:
             if framework not in self._nurseries:
-                self._nurseries[framework] = Nursery([HERE], framework, **self._environment)
+                quick = jax_that_compiles_quickly(self._cache.name) if "jax" in framework else {}
+                self._nurseries[framework] = Nursery(
+                    [HERE], framework, **self._environment | quick
+                )
             self._worlds[key] = World(max(size, 1), self._nurseries[framework])
             if size:
                 self._worlds[key].run(begin, front)
