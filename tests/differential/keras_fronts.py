@@ -176,9 +176,7 @@ def _dataset(given: Any, batch: int) -> Any:
 def _sequence(given: Any, batch: int) -> Any:
     import keras
 
-    cut = [
-        _each(given, lambda a, i=i: a[i : i + batch]) for i in range(0, len(given[0]), batch)
-    ]
+    cut = [_each(given, lambda a, i=i: a[i : i + batch]) for i in range(0, len(given[0]), batch)]
 
     class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         def __len__(self) -> int:

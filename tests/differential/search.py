@@ -32,6 +32,14 @@ LIMIT = 60.0  # seconds of one program on all ranks: what takes longer hangs
 MOST_REFUSED = 0.05  # of all draws
 
 
+Key = tuple[str, Callable[[], None] | None, int]  # framework, how its ranks begin, how many
+
+
+def _key(front: str, size: int) -> Key:
+    """Fronts whose ranks begin alike have the same ranks; those that train alone have not begun."""
+    return FRONTS[front].framework, FRONTS[front].begin if size else None, size
+
+
 class Fault(Exception):
     """A program that is neither right nor refused by one sentence."""
 
@@ -47,7 +55,7 @@ class Runner:
         self._environment = dict(environment or {})
         self._cache = tempfile.TemporaryDirectory()  # of what JAX has compiled
         self._nurseries: dict[str, Nursery] = {}
-        self._worlds: dict[tuple[str, int], World] = {}
+        self._worlds: dict[Key, World] = {}
         self._alone: dict[Program, Outcome] = {}
 
     def close(self) -> None:
@@ -97,7 +105,7 @@ class Runner:
 
     def _world(self, front: str, size: int) -> World:
         framework = FRONTS[front].framework
-        key = (front, size)
+        key = _key(front, size)
         if key not in self._worlds:
             if framework not in self._nurseries:
                 quick = jax_that_compiles_quickly(self._cache.name) if "jax" in framework else {}
@@ -110,7 +118,7 @@ class Runner:
         return self._worlds[key]
 
     def _leave(self, front: str, size: int) -> None:
-        if world := self._worlds.pop((front, size), None):
+        if world := self._worlds.pop(_key(front, size), None):
             world.close()
 
 

@@ -17,12 +17,6 @@ from keras_parts import EPOCHS
 from programs import BATCH, Front, Program, Result
 
 
-def begin() -> None:
-    import farandole
-
-    farandole.init()
-
-
 def strategy_of(program: Program) -> Any:
     from farandole import strategy
 
@@ -300,6 +294,6 @@ LOOP = {
 }
 
 FRONTS = {
-    "strategy.fit": Front("keras on tensorflow", FIT, begin, fit, fit_fits),
-    "strategy.loop": Front("keras on tensorflow", LOOP, begin, loop, loop_fits),
+    "strategy.fit": Front("keras on tensorflow", FIT, keras_fronts.begin, fit, fit_fits),
+    "strategy.loop": Front("keras on tensorflow", LOOP, keras_fronts.begin, loop, loop_fits),
 }
