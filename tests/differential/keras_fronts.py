@@ -274,8 +274,8 @@ def fits(program: Program, backend: str) -> bool:
     # An infinity is in the statistics of the batch, or is masked as if it were a number.
     if has["optimizer"] == "loss_scale" and model in ("batch_norm", "masked"):
         return False
-    # torch.compile takes minutes.
-    if has["run"] == "jit" and backend == "torch":
+    # Keras on PyTorch executes one step at a time, and torch.compile takes minutes.
+    if has["run"] in ("jit", "several") and backend == "torch":
         return False
     # There is nothing to monitor.
     return not (model in parts.TWO_OPTIMIZERS and has["callbacks"] in ("plateau", "stopping"))

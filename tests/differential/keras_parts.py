@@ -236,6 +236,18 @@ def _own_state() -> Any:
     return Apart()
 
 
+def _sum_of_distances() -> Any:
+    """Keras' own Sum takes values, not targets and outputs."""
+    import keras
+    from keras import ops
+
+    class Distances(keras.metrics.Sum):
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
+            super().update_state(ops.abs(ops.cast(y, "float32") - out), sample_weight)
+
+    return Distances(name="sum")
+
+
 def _metric(kind: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
         import keras
@@ -252,7 +264,7 @@ METRICS: dict[str, tuple[str, Callable[[], Any]]] = {  # the key in logs, and wh
     "weighted": ("mae", lambda: "mae"),
     "true_positives": ("hits", _metric("TruePositives", name="hits")),
     "precision": ("precision", _metric("Precision", name="precision")),
-    "sum": ("sum", _metric("Sum", name="sum")),
+    "sum": ("sum", _sum_of_distances),
     "auc": ("auc", _metric("AUC", name="auc", num_thresholds=20)),
     "own_mean": ("root", _own_mean),
     "own_state": ("apart", _own_state),

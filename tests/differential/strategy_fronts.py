@@ -265,6 +265,9 @@ def loop_fits(program: Program) -> bool:
     # A mean of each replica's samples needs as many on each.
     if (has["loss"] == "mean" or has["data"] == "from_function") and not even:
         return False
+    # Replicas share such a loss equally, however many samples they have.
+    if has["model"] == "add_loss" and not even:
+        return False
     # What Keras clips is each replica's, by design.
     if "clip" in has["optimizer"]:
         return False
