@@ -231,7 +231,7 @@ def _own_state() -> Any:
             self.total.assign_add(ops.sum(ops.abs(ops.cast(y, "float32") - out)))
 
         def result(self) -> Any:
-            return self.total
+            return ops.convert_to_tensor(self.total)
 
     return Apart()
 
