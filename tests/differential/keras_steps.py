@@ -32,6 +32,7 @@ def _measured(model: Any, loss: Any, x: Any, y: Any, out: Any, weights: Any) -> 
 def _tensorflow_step(self: Any, data: Any) -> Any:
     import keras
     import tensorflow as tf
+    from keras.src.losses.loss import unscale_loss_for_distribution
 
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
@@ -40,6 +41,7 @@ def _tensorflow_step(self: Any, data: Any) -> Any:
         scaled = self.optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, self.trainable_variables)
     self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+    loss = unscale_loss_for_distribution(loss)  # as Keras' own step does, of a strategy's share
     self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
     return {"own": loss} | self.compute_metrics(x, y, out, sample_weight=weights)
 
