@@ -161,13 +161,14 @@ def gan(maker: Any, scaled: bool) -> Any:
 
 def _improve_in_tensorflow(loss: Any, variables: Any, optimizer: Any, scale: Any) -> Any:
     import tensorflow as tf
+    from keras.src.losses.loss import unscale_loss_for_distribution
 
     with tf.GradientTape() as tape:
         value = loss()
         scaled = scale(value)
     gradients = tape.gradient(scaled, variables)
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return value
+    return unscale_loss_for_distribution(value)
 
 
 def _improve_in_torch(model: Any, loss: Any, variables: Any, optimizer: Any, scale: Any) -> Any:

@@ -101,7 +101,7 @@ class Runner:
             return world.outcomes(timeout=LIMIT)
         except (TimeoutError, Ended) as error:
             self._leave(program.front, size)
-            raise Fault(f"{type(error).__name__}: {str(error)[:3000]}") from error
+            raise Fault(f"{type(error).__name__}: {str(error)[:9000]}") from error
 
     def _world(self, front: str, size: int) -> World:
         framework = FRONTS[front].framework
