@@ -28,7 +28,8 @@ from fronts import FRONTS, begin, train
 from harness import Ended, Nursery, Outcome, World, jax_that_compiles_quickly
 from programs import Front, Program
 
-LIMIT = 60.0  # seconds of one program on all ranks: what takes longer hangs
+LIMIT = 150.0  # seconds of one program on all ranks; TensorFlow's Deadlock takes 90
+HANGS = {"Deadlock", "Stalled"}  # a verdict on all ranks, but no refusal
 MOST_REFUSED = 0.05  # of all draws
 
 
@@ -88,7 +89,8 @@ class Runner:
     def _judge_refusal(self, outcomes: list[Outcome]) -> None:
         said = {(outcome.text.splitlines() or [""])[0] for outcome in outcomes}
         ours = all("Error" in outcome.bases and outcome.error for outcome in outcomes)
-        if len(said) == 1 and ours:
+        hang = HANGS & {outcome.error for outcome in outcomes}
+        if len(said) == 1 and ours and not hang:
             raise Refused(said.pop())
         told = [f"rank {r}: {o.error}: {o.text[:300]}" for r, o in enumerate(outcomes)]
         raise Fault("not refused by one sentence\n  " + "\n  ".join(told))
