@@ -111,9 +111,7 @@ class Runner:
         if key not in self._worlds:
             if framework not in self._nurseries:
                 quick = jax_that_compiles_quickly(self._cache.name) if "jax" in framework else {}
-                self._nurseries[framework] = Nursery(
-                    [HERE], framework, **self._environment | quick
-                )
+                self._nurseries[framework] = Nursery([HERE], framework, **self._environment | quick)
             self._worlds[key] = World(max(size, 1), self._nurseries[framework])
             if size:
                 self._worlds[key].run(begin, front)
