@@ -8,12 +8,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,7 +20,7 @@ import farandole
 import grid
 import harness
 import namespaces
-from harness import Nursery, World
+from harness import Nursery, World, jax_that_compiles_quickly
 
 ROOT = Path(__file__).parent.parent
 CASE = 100.0  # seconds: no case takes as long, also where it compiles and others want the processor
@@ -33,14 +31,7 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
     """The nursery of a framework, made once; that of "" has imported none."""
     made: dict[str, Nursery] = {}
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    # What one rank has compiled, all have; in a third of the time, to slower code.
-    jax = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("jax")),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": _old_emitters(),
-    }
+    jax = jax_that_compiles_quickly(str(tmp_path_factory.mktemp("jax")))
 
     def nursery_of(framework: str) -> Nursery:
         if framework not in made:
@@ -51,15 +42,6 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
     yield nursery_of
     for nursery in made.values():
         nursery.close()
-
-
-def _old_emitters() -> str:
-    """Of XLA, which are quicker to compile. It ends a process that asks a version without them."""
-    try:
-        jaxlib = Version(metadata.version("jaxlib"))
-    except metadata.PackageNotFoundError:
-        return ""
-    return "--xla_cpu_use_fusion_emitters=false" if jaxlib < Version("0.11.1") else ""
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import jax_fronts
+import keras_fronts
 import programs
+import strategy_fronts
 import torch_fronts
 from programs import Front, Result
 
-FRONTS: dict[str, Front] = {**torch_fronts.FRONTS}
+FRONTS: dict[str, Front] = {
+    **torch_fronts.FRONTS,
+    **keras_fronts.FRONTS,
+    **strategy_fronts.FRONTS,
+    **jax_fronts.FRONTS,
+}
 
 
 def begin(front: str) -> None:

@@ -1,0 +1,335 @@
+"""JAX programs with optax: by farandole.jax.distributed and by allreduce_gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import programs
+from programs import BATCH, STEPS, WIDTH, Front, Program, Result
+
+# ---- models: parameters by name, and a function from (n, WIDTH) to (n, 2) ----
+
+Parameters = dict[str, Any]
+Apply = Callable[[Parameters, Any], Any]
+
+
+def _normal(*shape: int, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(size=shape) * 0.5
+    return np.asarray(values, np.float32)
+
+
+def _layers() -> Parameters:
+    return {"w": _normal(WIDTH, 6), "b": np.zeros(6, np.float32), "head": _normal(6, 2, seed=1)}
+
+
+def mlp() -> tuple[Parameters, Apply]:
+    import jax.numpy as jnp
+
+    return _layers(), lambda p, x: jnp.tanh(x @ p["w"] + p["b"]) @ p["head"]
+
+
+def tied() -> tuple[Parameters, Apply]:
+    import jax.numpy as jnp
+
+    parameters = {"w": _normal(WIDTH, WIDTH), "head": _normal(WIDTH, 2, seed=1)}
+    return parameters, lambda p, x: jnp.tanh(jnp.tanh(x @ p["w"]) @ p["w"].T) @ p["head"]
+
+
+def stopped() -> tuple[Parameters, Apply]:
+    import jax
+
+    parameters, apply = mlp()
+    return parameters, lambda p, x: apply(p | {"w": jax.lax.stop_gradient(p["w"])}, x)
+
+
+def odd() -> tuple[Parameters, Apply]:
+    """Parameters of no dimension, without elements, in a tuple, of half the precision, unused."""
+    import jax.numpy as jnp
+
+    parameters, apply = mlp()
+    odd = {"scale": np.float32(0.7), "empty": np.zeros((0, 3), np.float32),
+           "pair": (np.ones(2, np.float32), np.ones((1, 2), np.float32)),
+           "unused": np.ones(3, np.float32)}  # fmt: skip
+
+    def all_of(p: Parameters, x: Any) -> Any:
+        out = apply(p["body"], x) * p["scale"] + jnp.sum(p["empty"])
+        return out * p["pair"][0] + p["pair"][1]
+
+    return odd | {"body": parameters}, all_of
+
+
+def turned() -> tuple[Parameters, Apply]:
+    """With a complex parameter."""
+    parameters, apply = mlp()
+    turn = (_normal(2, seed=2) + 1j * _normal(2, seed=3)).astype(np.complex64)
+    return parameters | {"turn": turn}, lambda p, x: (apply(p, x) * p["turn"]).real
+
+
+def scanned() -> tuple[Parameters, Apply]:
+    """Layers in one array, computed in a loop and again in the backward pass."""
+    import jax
+    import jax.numpy as jnp
+
+    parameters = {"layers": _normal(3, WIDTH, WIDTH), "head": _normal(WIDTH, 2, seed=1)}
+
+    def apply(p: Parameters, x: Any) -> Any:
+        layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+        return jax.lax.scan(layer, x, p["layers"])[0] @ p["head"]
+
+    return parameters, apply
+
+
+MODELS = {each.__name__: each for each in (mlp, tied, stopped, odd, turned, scanned)}
+
+# ---- losses: of outputs, targets and weights of samples ----
+
+
+def _square(out: Any, y: Any) -> Any:
+    return ((out - y) ** 2).mean(1)
+
+
+LOSSES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "mean": lambda out, y, _: _square(out, y).mean(),
+    "sum": lambda out, y, _: _square(out, y).sum() / BATCH,
+    "weighted": lambda out, y, w: (_square(out, y) * w).mean(),
+    "two": lambda out, y, _: _square(out, y).mean() + 0.1 * abs(out[:, 0] - y[:, 1]).mean(),
+}
+
+# ---- optimizers ----
+
+
+def _labels(parameters: Parameters) -> Parameters:
+    import jax
+
+    return {k: jax.tree.map(lambda _, k=k: "slow" if k == "w" else "fast", v)
+            for k, v in parameters.items()}  # fmt: skip
+
+
+def inner_of(program: Program) -> Any:
+    import optax
+
+    kinds: dict[str, Callable[[], Any]] = {
+        "sgd": lambda: optax.sgd(0.1),
+        "momentum": lambda: optax.sgd(0.05, momentum=0.9, nesterov=True),
+        "adamw": lambda: optax.adamw(0.02, eps=1e-3, weight_decay=0.05),
+        "clip": lambda: optax.chain(optax.clip_by_global_norm(0.3), optax.sgd(0.1)),
+        "groups": lambda: optax.multi_transform(
+            {"slow": optax.sgd(0.01), "fast": optax.sgd(0.1)}, _labels),
+        "frozen": lambda: optax.multi_transform(
+            {"slow": optax.set_to_zero(), "fast": optax.adam(0.05, eps=1e-3)}, _labels),
+        "schedule": lambda: optax.sgd(optax.exponential_decay(0.2, 1, 0.7)),
+        "ema": lambda: optax.chain(optax.ema(0.5), optax.sgd(0.1)),
+        "finite": lambda: optax.apply_if_finite(optax.sgd(0.1), 5),
+    }  # fmt: skip
+    return kinds[program["optimizer"]]()
+
+
+class Setting:
+    """How a front trains. This one is JAX alone, with the whole batch."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.rank, self.size = 0, 1
+        self.sums = program["loss"] == "sum"
+
+    def started(self, parameters: Parameters) -> Parameters:
+        return parameters
+
+    def reducing(self, optimizer: Any) -> Any:
+        """An optimizer that reduces gradients by itself."""
+        return optimizer
+
+    def whole(self, gradients: Any) -> Any:
+        """Gradients of all ranks, where the step reduces them."""
+        return gradients
+
+    def told(self, loss: Any) -> Any:
+        return loss
+
+
+class Ranks(Setting):
+    def __init__(self, program: Program) -> None:
+        import farandole.jax as fdj
+
+        super().__init__(program)
+        self.fdj, self.rank, self.size = fdj, fdj.rank(), fdj.size()
+        self.options: dict[str, Any] = {"op": "sum" if self.sums else "mean"}
+        self.options |= {"none": {}, "small": {"bucket_bytes": 64}}[program["options"]]
+
+    def started(self, parameters: Parameters) -> Parameters:
+        import jax
+
+        if self.rank:
+            parameters = jax.tree.map(lambda p: p + np.ones_like(p), parameters)
+        return self.fdj.broadcast_parameters(parameters, root=0)
+
+    def told(self, loss: Any) -> Any:
+        return self.fdj.allreduce(loss, op="sum" if self.sums else "mean")
+
+
+class Distributed(Ranks):
+    def reducing(self, optimizer: Any) -> Any:
+        return self.fdj.distributed(optimizer, **self.options)
+
+
+class ByHand(Ranks):
+    def whole(self, gradients: Any) -> Any:
+        return self.fdj.allreduce_gradients(gradients, **self.options)
+
+
+# ---- one program for all fronts ----
+
+
+def optimizer_of(setting: Setting) -> Any:
+    import optax
+
+    program = setting.program
+    inner = inner_of(program)
+    if program["accumulate"] == "inside":
+        return setting.reducing(optax.MultiSteps(inner, 2).gradient_transformation())
+    optimizer = setting.reducing(inner)
+    if program["accumulate"] == "outside":
+        return optax.MultiSteps(optimizer, 2)
+    return optimizer
+
+
+def touched(program: Program, gradients: Any) -> Any:
+    import jax
+    import optax
+
+    if program["touch"] == "scale":
+        return jax.tree.map(lambda g: g * 0.5, gradients)
+    if program["touch"] == "clip":
+        return optax.clip_by_global_norm(0.2).update(gradients, optax.EmptyState())[0]
+    return gradients
+
+
+def batches(setting: Setting) -> Any:
+    """Inputs, targets and weights of this rank, by step."""
+    rows = programs.rows_of(setting.rank, setting.size)
+    data = [programs.batch(step) for step in range(STEPS)]
+    x, y = (np.stack([pair[i][rows] for pair in data]) for i in (0, 1))
+    if setting.program["optimizer"] == "finite" and rows.start == 0:
+        x[1, 0] = np.inf  # on one rank alone
+    weights = np.arange(BATCH, dtype=np.float32)[rows] / BATCH
+    return x, y, np.stack([weights] * STEPS)
+
+
+def train(setting: Setting) -> Result:
+    import jax
+    import optax
+
+    program = setting.program
+    parameters, apply = MODELS[program["model"]]()
+    before = parameters
+    parameters = jax.tree.map(jax.numpy.asarray, setting.started(parameters))
+    optimizer = optimizer_of(setting)
+    loss_of = LOSSES[program["loss"]]
+
+    @jax.jit  # in an eager step, too, whose programs would be one for each operation
+    def backward(parameters: Parameters, batch: Any) -> Any:
+        x, y, weights = batch
+        loss, gradients = jax.value_and_grad(lambda p: loss_of(apply(p, x), y, weights))(parameters)
+        return loss, jax.tree.map(lambda g: g.conj(), gradients)
+
+    def step(carried: Any, batch: Any) -> Any:
+        parameters, state = carried
+        loss, gradients = backward(parameters, batch)
+        gradients = touched(program, setting.whole(gradients))
+        updates, state = optimizer.update(gradients, state, parameters)
+        return (optax.apply_updates(parameters, updates), state), setting.told(loss)
+
+    carried = (parameters, optimizer.init(parameters))
+    carried, losses = RUNS[program["run"]](step, carried, batches(setting))
+    losses = [float(loss) for loss in losses]
+    return Result(_by_name(before), _by_name(carried[0]),
+                  [loss if np.isfinite(loss) else -1.0 for loss in losses])  # fmt: skip
+
+
+def _one_by_one(step: Any, carried: Any, data: Any) -> Any:
+    losses = []
+    for batch in zip(*data, strict=True):
+        carried, loss = step(carried, batch)
+        losses.append(loss)
+    return carried, losses
+
+
+def _jitted(step: Any, carried: Any, data: Any) -> Any:
+    import jax
+
+    return _one_by_one(jax.jit(step), carried, data)
+
+
+def _donated(step: Any, carried: Any, data: Any) -> Any:
+    import jax
+
+    return _one_by_one(jax.jit(step, donate_argnums=0), carried, data)
+
+
+def _scanned(step: Any, carried: Any, data: Any) -> Any:
+    import jax
+
+    return jax.jit(lambda carried, data: jax.lax.scan(step, carried, data))(carried, data)
+
+
+RUNS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "jit": _jitted, "eager": _one_by_one, "donate": _donated, "scan": _scanned,
+}  # fmt: skip
+
+
+def _by_name(tree: Any) -> dict[str, np.ndarray]:
+    import jax
+
+    return {jax.tree_util.keystr(path): np.asarray(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}  # fmt: skip
+
+
+def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
+    return lambda program, parallel: train((kind if parallel else Setting)(program))
+
+
+# ---- the table ----
+
+COLUMNS: dict[str, list[str]] = {
+    "model": list(MODELS),
+    "loss": list(LOSSES),
+    "touch": ["nothing", "scale", "clip"],
+    "optimizer": ["sgd", "momentum", "adamw", "clip", "groups", "frozen", "schedule", "ema",
+                  "finite"],
+    "accumulate": ["one", "inside", "outside"],
+    "run": list(RUNS),
+    "options": ["none", "small"],
+}  # fmt: skip
+
+
+def fits(program: Program) -> bool:
+    """What JAX alone can train."""
+    has = dict(program.values)
+    # An accumulated infinity stays, and clipping makes all gradients infinite.
+    return not (has["optimizer"] == "finite" and has["accumulate"] == "inside")
+
+
+def distributed_fits(program: Program) -> bool:
+    """Only gradients of the whole batch may be clipped."""
+    has = dict(program.values)
+    if has["optimizer"] == "finite" and has["accumulate"] != "one":
+        return False
+    return has["touch"] != "clip" and fits(program)
+
+
+def by_hand_fits(program: Program) -> bool:
+    return program["accumulate"] != "outside" and fits(program)
+
+
+def begin() -> None:
+    import farandole.jax as fdj
+
+    fdj.init()
+
+
+FRONTS = {
+    "jax.distributed": Front("jax", COLUMNS, begin, by(Distributed), distributed_fits),
+    "jax.by_hand": Front("jax", COLUMNS, begin, by(ByHand), by_hand_fits),
+}

@@ -1,0 +1,337 @@
+"""Keras programs with fit(): by farandole.keras.Model and by DistributedOptimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import keras_parts as parts
+import numpy as np
+import programs
+from keras_parts import EPOCHS
+from programs import BATCH, Front, Program, Result
+
+# ---- one program for all fronts ----
+
+
+class Setting:
+    """How a front trains. This one is Keras alone, with the whole batch."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.rank, self.size = 0, 1
+
+    def scope(self) -> Any:
+        """Where the model is made and compiled."""
+        return nullcontext()
+
+    def model(self) -> Any:
+        return parts.MODELS[self.program["model"]]()
+
+    def wrapped(self, model: Any) -> Any:
+        return model
+
+    def optimizer(self) -> Any:
+        return parts.OPTIMIZERS[self.program["optimizer"]]()
+
+    def callbacks(self) -> list[Any]:
+        return []
+
+    def rows(self, count: int) -> np.ndarray:
+        """Numbers of the samples that fit() gets."""
+        return np.arange(count)
+
+    def batch(self) -> int:
+        return BATCH
+
+    def told(self, logs: dict[str, list[float]]) -> dict[str, list[float]]:
+        return logs
+
+
+class Global(Setting):
+    def __init__(self, program: Program) -> None:
+        import farandole.keras as fd
+
+        super().__init__(program)
+        self.fd, self.rank, self.size = fd, fd.rank(), fd.size()
+
+    def wrapped(self, model: Any) -> Any:
+        options: dict[str, Any] = {
+            "none": {}, "logical": {"logical_ranks": 4}, "slice": {"data_policy": "slice"},
+            "groups": {"num_groups": 2}, "predivide": {"gradient_predivide_factor": 2.0},
+            "leader": {"data_policy": "leader"},
+        }[self.program["options"]]  # fmt: skip
+        if self.program["model"] == "batch_norm":
+            options["sync_batch_norm"] = True
+        return self.fd.Model(model, **options)
+
+
+class Horovod(Setting):
+    """Each rank has its rows of every batch."""
+
+    def __init__(self, program: Program) -> None:
+        import farandole.keras as hvd
+
+        super().__init__(program)
+        self.hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+        self.sums = program["loss"] == "sum"
+
+    def optimizer(self) -> Any:
+        options: dict[str, Any] = {
+            "none": {}, "groups": {"num_groups": 2},
+            "predivide": {"gradient_predivide_factor": 2.0},
+        }[self.program["options"]]  # fmt: skip
+        if self.sums:
+            options["op"] = self.hvd.Sum
+        return self.hvd.DistributedOptimizer(super().optimizer(), **options)
+
+    def callbacks(self) -> list[Any]:
+        called = self.hvd.callbacks
+        return [called.BroadcastGlobalVariablesCallback(0), called.MetricAverageCallback()]
+
+    def rows(self, count: int) -> np.ndarray:
+        return np.concatenate([
+            np.arange(first, min(first + BATCH, count))[
+                programs.rows_of(self.rank, self.size, min(BATCH, count - first))
+            ]
+            for first in range(0, count, BATCH)
+        ])  # fmt: skip
+
+    def batch(self) -> int:
+        return BATCH // self.size
+
+    def told(self, logs: dict[str, list[float]]) -> dict[str, list[float]]:
+        factor = self.size if self.sums else 1
+        return {k: [v * factor for v in vs] if "loss" in k else vs for k, vs in logs.items()}
+
+
+def callbacks(program: Program) -> list[Any]:
+    import keras
+
+    key = parts.METRICS[program["metrics"]][0]
+    if program["model"] == "outputs" and key != "loss":
+        key = f"left_{key}"
+    made: dict[str, Callable[[], list[Any]]] = {
+        "none": list,
+        "plateau": lambda: [keras.callbacks.ReduceLROnPlateau(
+            monitor=key, mode="max", factor=0.25, patience=1, min_delta=0)],
+        "stopping": lambda: [keras.callbacks.EarlyStopping(
+            monitor=key, mode="max", patience=1, restore_best_weights=True)],
+        "schedule": lambda: [keras.callbacks.LearningRateScheduler(
+            lambda epoch: 0.2 / (1 + epoch))],
+    }  # fmt: skip
+    return made[program["callbacks"]]()
+
+
+def how_it_runs(program: Program) -> dict[str, Any]:
+    import keras
+
+    plain = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
+    return {
+        "plain": plain, "eager": {"run_eagerly": True}, "jit": {"jit_compile": True},
+        "several": {**plain, "steps_per_execution": 2},
+    }[program["run"]]  # fmt: skip
+
+
+def compiled(setting: Setting, model: Any) -> None:
+    program = setting.program
+    options = how_it_runs(program)
+    if program["model"] in parts.TWO_OPTIMIZERS:
+        model.compile(setting.optimizer(), second=setting.optimizer(), **options)
+        return
+    count = 2 if program["model"] == "outputs" else 1
+    losses = [parts.LOSSES[program["loss"]]() for _ in range(count)]
+    metric = parts.METRICS[program["metrics"]][1]
+    metrics = [[metric()] for _ in range(count)] if program["metrics"] != "none" else None
+    if metrics is not None:
+        kind = "weighted_metrics" if program["metrics"] == "weighted" else "metrics"
+        options[kind] = metrics if count > 1 else metrics[0]
+    if count > 1:
+        options["loss_weights"] = [1.0, 0.5]
+    model.compile(setting.optimizer(), loss=losses if count > 1 else losses[0], **options)
+
+
+def data_of(setting: Setting) -> dict[str, Any]:
+    """Arguments of fit()."""
+    program = setting.program
+    x, y, weights = parts.samples(program)
+    rows = setting.rows(len(x))
+    given = [x[rows], parts.targets(program, y[rows])]
+    if weights is not None:
+        given.append(weights[rows])
+    if program["data"] == "arrays":
+        names = ("x", "y", "sample_weight")
+        return dict(zip(names, given, strict=False)) | {"batch_size": setting.batch()}
+    return {"x": SOURCES[program["data"]](tuple(given), setting.batch())}
+
+
+def _dataset(given: Any, batch: int) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(given).batch(batch)
+
+
+def _sequence(given: Any, batch: int) -> Any:
+    import keras
+
+    cut = [_each(given, lambda a, i=i: a[i : i + batch]) for i in range(0, len(given[0]), batch)]
+
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(cut)
+
+        def __getitem__(self, number: int) -> Any:
+            return cut[number]
+
+    return Batches()
+
+
+def _each(given: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(given, tuple):
+        return tuple(_each(one, change) for one in given)
+    return change(given)
+
+
+SOURCES = {"dataset": _dataset, "sequence": _sequence}
+
+
+def weights_of(model: Any) -> dict[str, np.ndarray]:
+    from keras import ops
+
+    return {f"{i}.{w.name}": np.array(ops.convert_to_numpy(w)) for i, w in enumerate(model.weights)
+            if w.dtype == "float32"}  # fmt: skip
+
+
+def train(setting: Setting) -> Result:
+    import keras
+
+    program = setting.program
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(setting.rank)  # all ranks must begin with rank 0's weights
+    with setting.scope():
+        inner = setting.model()
+        model = setting.wrapped(inner)
+        before = weights_of(inner)
+        compiled(setting, model)
+    chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
+    history = model.fit(
+        **data_of(setting), **chosen, epochs=EPOCHS, shuffle=False, verbose=0,
+        callbacks=[*setting.callbacks(), *callbacks(program)],
+    )  # fmt: skip
+    logs = setting.told({k: [float(v) for v in vs] for k, vs in history.history.items()})
+    told = [value for key in sorted(logs) for value in logs[key]]
+    if program["model"] not in parts.TWO_OPTIMIZERS:
+        x, y = parts.held_out(program)
+        y = parts.targets(program, y)
+        scores = model.evaluate(x, y, batch_size=6, verbose=0, return_dict=True)
+        told += [float(scores[key]) for key in sorted(scores)]
+    told.append(float(model.optimizer.learning_rate))
+    after = weights_of(inner)
+    return Result(before or {n: v * 0 for n, v in after.items()}, after,
+                  [each if math.isfinite(each) else -1.0 for each in told])  # fmt: skip
+
+
+def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
+    return lambda program, parallel: train((kind if parallel else Setting)(program))
+
+
+# ---- the table ----
+
+COLUMNS: dict[str, list[str]] = {
+    "model": list(parts.MODELS),
+    "loss": list(parts.LOSSES),
+    "weights": ["none", "samples", "classes"],
+    "optimizer": list(parts.OPTIMIZERS),
+    "batches": list(parts.TAILS),
+    "metrics": list(parts.METRICS),
+    "callbacks": ["none", "plateau", "stopping", "schedule"],
+    "run": ["plain", "eager", "jit", "several"],
+    "data": ["arrays", "dataset", "sequence"],
+}
+
+
+def fits(program: Program, backend: str) -> bool:
+    """What Keras alone can train."""
+    has = dict(program.values)
+    model, weights = has["model"], has["weights"]
+    if model in parts.TWO_OPTIMIZERS and (
+        backend == "jax"  # its steps are functions of states
+        or weights != "none" or has["loss"] != "name" or has["metrics"] != "none"
+        or has["optimizer"] in ("loss_scale", "accumulate")
+    ):  # fmt: skip
+        return False
+    # Of classes there is one target.
+    if weights == "classes" and model in ("outputs", "masked"):
+        return False
+    # There is nothing to weigh but the one number.
+    if has["loss"] in parts.OF_ONE_NUMBER and (weights != "none" or model == "masked"):
+        return False
+    # Only TensorFlow has gradients of losses that are not one number.
+    if has["loss"] == "none" and (backend != "tensorflow" or model in ("add_loss", "tied")):
+        return False
+    # An infinity is in the statistics of the batch, or is masked as if it were a number.
+    if has["optimizer"] == "loss_scale" and model in ("batch_norm", "masked"):
+        return False
+    # Keras on PyTorch executes one step at a time, and torch.compile takes minutes.
+    if has["run"] in ("jit", "several") and backend == "torch":
+        return False
+    # There is nothing to monitor.
+    return not (model in parts.TWO_OPTIMIZERS and has["callbacks"] in ("plateau", "stopping"))
+
+
+def global_fits(program: Program, backend: str) -> bool:
+    has = dict(program.values)
+    # Statistics of parts, and divisors that are known only of the whole batch.
+    if has["options"] == "logical" and (
+        has["model"] in ("batch_norm", "masked") or has["loss"] == "mean_with_sample_weight"
+    ):
+        return False
+    return fits(program, backend)
+
+
+def horovod_fits(program: Program, backend: str) -> bool:
+    """It averages over ranks whatever each of them has computed."""
+    has = dict(program.values)
+    if has["model"] in ("batch_norm", "masked") or has["batches"] not in ("even", "short"):
+        return False
+    if has["loss"] in ("none", "mean_with_sample_weight"):
+        return False
+    if has["metrics"] not in ("none", "mean", "accuracy"):
+        return False
+    # Of a sum every rank adds what is no sum over samples.
+    if has["loss"] == "sum" and has["model"] in ("tied", "add_loss"):
+        return False
+    if has["loss"] == "sum" and has["options"] == "predivide":
+        return False
+    return fits(program, backend)
+
+
+def begin() -> None:
+    import farandole.keras as fd
+
+    fd.init()
+
+
+def _fronts(backend: str) -> dict[str, Front]:
+    whole = {
+        **COLUMNS, "options": ["none", "logical", "slice", "leader", "groups", "predivide"],
+    }  # fmt: skip
+    own = {**COLUMNS, "options": ["none", "groups", "predivide"]}
+    keras = f"keras on {backend}"
+    return {
+        f"keras.model_{backend}": Front(
+            keras, whole, begin, by(Global), lambda p: global_fits(p, backend)
+        ),
+        f"keras.horovod_{backend}": Front(
+            keras, own, begin, by(Horovod), lambda p: horovod_fits(p, backend)
+        ),
+    }
+
+
+FRONTS = {
+    name: front
+    for backend in ("tensorflow", "torch", "jax")
+    for name, front in _fronts(backend).items()
+}

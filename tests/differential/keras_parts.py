@@ -1,0 +1,305 @@
+"""Models, losses, optimizers, metrics and data of Keras programs, for every backend.
+
+Models go from (n, WIDTH) to probabilities (n, 2); targets are zeros and ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras_steps
+import numpy as np
+import programs
+from programs import BATCH, WIDTH, Program
+
+BATCHES = 3  # whole ones of an epoch
+EPOCHS = 3
+HELD_OUT = 13  # samples that evaluate() sees, in batches of 6
+
+# ---- models ----
+
+
+def dense() -> Any:
+    from keras import Input, Sequential, layers
+
+    body = [layers.Dense(6, activation="tanh"), layers.Dense(2, activation="sigmoid")]
+    return Sequential([Input((WIDTH,)), *body])
+
+
+def tied() -> Any:
+    """One layer is used twice, and is regularized."""
+    from keras import Input, Sequential, layers
+
+    twice = layers.Dense(WIDTH, activation="tanh", kernel_regularizer="l2")
+    return Sequential([Input((WIDTH,)), twice, twice, layers.Dense(2, activation="sigmoid")])
+
+
+def frozen() -> Any:
+    model = dense()
+    model.layers[0].trainable = False
+    return model
+
+
+def normal(**options: Any) -> Any:
+    from keras import Input, Sequential, layers
+
+    norm = layers.BatchNormalization(**options)
+    body = [layers.Dense(6), norm, layers.Activation("tanh"), layers.Dense(2, activation="sigmoid")]
+    return Sequential([Input((WIDTH,)), *body])
+
+
+def frozen_norm() -> Any:
+    model = normal()
+    model.layers[1].trainable = False
+    return model
+
+
+def outputs() -> Any:
+    """Two outputs, each with a loss of its own."""
+    from keras import Input, Model, layers
+
+    inputs = Input((WIDTH,))
+    hidden = layers.Dense(6, activation="tanh")(inputs)
+    heads = [layers.Dense(1, activation="sigmoid", name=name)(hidden) for name in ("left", "right")]
+    return Model(inputs, heads)
+
+
+def add_loss() -> Any:
+    from keras import Input, Sequential, layers, ops
+
+    class Small(layers.Layer):
+        """Asks for small activations."""
+
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.5 * ops.mean(ops.square(x)))
+            return x
+
+    hidden = layers.Dense(6, activation="tanh")
+    return Sequential([Input((WIDTH,)), hidden, Small(), layers.Dense(2, activation="sigmoid")])
+
+
+def masked() -> Any:
+    """Two steps of two features; steps of zeros are masked."""
+    from keras import Input, Sequential, layers
+
+    hidden = layers.Dense(4, activation="tanh")
+    shaped = [Input((WIDTH,)), layers.Reshape((2, 2)), layers.Masking()]
+    return Sequential([*shaped, hidden, layers.Dense(1, activation="sigmoid")])
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    each.__name__: each for each in (dense, tied, frozen, frozen_norm, outputs, add_loss, masked)
+} | {
+    "batch_norm": normal,
+    "own_step": lambda: keras_steps.own_step(dense()),
+    "gan": lambda: keras_steps.gan(dense(), scaled=True),
+    "gan_plain": lambda: keras_steps.gan(dense(), scaled=False),
+}
+STEPS_OF_ITS_OWN = ("own_step", "gan", "gan_plain")
+TWO_OPTIMIZERS = ("gan", "gan_plain")
+
+# ---- losses ----
+
+
+def _one_number(y: Any, out: Any) -> Any:
+    """A mean over samples."""
+    from keras import ops
+
+    return ops.mean(ops.square(y - out))
+
+
+def _each(y: Any, out: Any) -> Any:
+    from keras import ops
+
+    return ops.mean(ops.abs(y - out), axis=-1)
+
+
+def _class_of_one_number() -> Any:
+    import keras
+
+    class Whole(keras.losses.Loss):
+        def call(self, y: Any, out: Any) -> Any:
+            return _one_number(y, out)
+
+    return Whole()
+
+
+def _squares(reduction: str | None) -> Callable[[], Any]:
+    def make() -> Any:
+        import keras
+
+        return keras.losses.MeanSquaredError(reduction=reduction)
+
+    return make
+
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "name": lambda: "mse",
+    "cross_entropy": lambda: "binary_crossentropy",
+    "mean": _squares("mean"),
+    "sum": _squares("sum"),
+    "mean_with_sample_weight": _squares("mean_with_sample_weight"),
+    "none": _squares(None),
+    "each": lambda: _each,
+    "one_number": lambda: _one_number,
+    "class_of_one_number": _class_of_one_number,
+}
+OF_ONE_NUMBER = ("one_number", "class_of_one_number")
+
+
+# ---- optimizers ----
+
+
+def _accumulating() -> Any:
+    import keras
+
+    return keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+
+
+def _loss_scaled() -> Any:
+    import keras
+
+    return keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, momentum=0.5), initial_scale=8.0, dynamic_growth_steps=3
+    )
+
+
+def _of(kind: str, **options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        import keras
+
+        return getattr(keras.optimizers, kind)(**options)
+
+    return make
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": _of("SGD", learning_rate=0.5),
+    "momentum": _of("SGD", learning_rate=0.3, momentum=0.9, nesterov=True),
+    "adam": _of("Adam", learning_rate=0.05, epsilon=1e-3),
+    "accumulate": _accumulating,
+    "clipnorm": _of("SGD", learning_rate=0.5, clipnorm=0.02),
+    "global_clipnorm": _of("SGD", learning_rate=0.5, global_clipnorm=0.03),
+    "clipvalue": _of("SGD", learning_rate=0.5, clipvalue=0.01),
+    "ema": _of("SGD", learning_rate=0.5, use_ema=True, ema_momentum=0.5,
+               ema_overwrite_frequency=2),
+    "weight_decay": _of("AdamW", learning_rate=0.05, epsilon=1e-3, weight_decay=0.05),
+    "loss_scale": _loss_scaled,
+}  # fmt: skip
+
+# ---- metrics ----
+
+
+def _own_mean() -> Any:
+    import keras
+    from keras import ops
+
+    class Root(keras.metrics.Metric):
+        """Computed from sums."""
+
+        def __init__(self) -> None:
+            super().__init__(name="root")
+            self.total = self.add_weight(initializer="zeros", name="total")
+            self.count = self.add_weight(initializer="zeros", name="count")
+
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
+            del sample_weight
+            squares = ops.square(ops.cast(y, "float32") - out)
+            self.total.assign(self.total + ops.sum(squares))
+            self.count.assign(self.count + ops.sum(ops.ones_like(squares)))
+
+        def result(self) -> Any:
+            return ops.sqrt(self.total / self.count)
+
+    return Root()
+
+
+def _own_state() -> Any:
+    import keras
+    from keras import ops
+
+    class Apart(keras.metrics.Metric):
+        """Returns its variable."""
+
+        def __init__(self) -> None:
+            super().__init__(name="apart")
+            self.total = self.add_weight(initializer="zeros", name="total")
+
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
+            del sample_weight
+            self.total.assign_add(ops.sum(ops.abs(ops.cast(y, "float32") - out)))
+
+        def result(self) -> Any:
+            return ops.convert_to_tensor(self.total)
+
+    return Apart()
+
+
+def _sum_of_distances() -> Any:
+    """Keras' own Sum takes values, not targets and outputs."""
+    import keras
+    from keras import ops
+
+    class Distances(keras.metrics.Sum):
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
+            super().update_state(ops.abs(ops.cast(y, "float32") - out), sample_weight)
+
+    return Distances(name="sum")
+
+
+def _metric(kind: str, **options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        import keras
+
+        return getattr(keras.metrics, kind)(**options)
+
+    return make
+
+
+METRICS: dict[str, tuple[str, Callable[[], Any]]] = {  # the key in logs, and what makes it
+    "none": ("loss", lambda: None),
+    "mean": ("mae", lambda: "mae"),
+    "accuracy": ("accuracy", _metric("BinaryAccuracy", name="accuracy")),
+    "weighted": ("mae", lambda: "mae"),
+    "true_positives": ("hits", _metric("TruePositives", name="hits")),
+    "precision": ("precision", _metric("Precision", name="precision")),
+    "sum": ("sum", _sum_of_distances),
+    "auc": ("auc", _metric("AUC", name="auc", num_thresholds=20)),
+    "own_mean": ("root", _own_mean),
+    "own_state": ("apart", _own_state),
+}
+OF_ITS_STATE = ("true_positives", "sum", "own_state")
+
+# ---- data ----
+
+TAILS = {"even": 0, "short": 6, "uneven": 7, "one": 1}  # samples of an epoch's last batch
+
+
+def samples(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Inputs, targets and weights of an epoch's samples."""
+    parts = [programs.batch(number) for number in range(BATCHES + 1)]
+    count = BATCHES * BATCH + TAILS[program["batches"]]
+    x = np.concatenate([each for each, _ in parts])[:count]
+    y = (np.concatenate([each for _, each in parts])[:count] > 0.9).astype(np.float32)
+    if program["model"] == "masked":
+        x[::3, 2:] = 0
+        y = y[..., None]
+    if program["optimizer"] == "loss_scale":
+        x[BATCH, 0] = np.inf  # its gradient is no number, on the rank that has it
+    weights = (np.arange(1, count + 1) % 3).astype(np.float32) if has_weights(program) else None
+    return x, y, weights
+
+
+def has_weights(program: Program) -> bool:
+    return program["weights"] == "samples"
+
+
+def held_out(program: Program) -> tuple[np.ndarray, np.ndarray]:
+    x = np.concatenate([programs.batch(number)[0] for number in (20, 21)])[:HELD_OUT]
+    y = (np.abs(x[:, :2]) > 0.7).astype(np.float32)
+    return x, y[..., None] if program["model"] == "masked" else y
+
+
+def targets(program: Program, y: np.ndarray) -> Any:
+    return (y[:, :1], y[:, 1:]) if program["model"] == "outputs" else y
