@@ -923,6 +923,26 @@ def a_training_step_of_ones_own() -> None:
     compare(shared(build, **UNMEASURED), fit, build=build, **UNMEASURED)
 
 
+@on_ranks(3)
+def a_stateful_layer_that_was_built_for_the_whole_batch() -> None:
+    x = np.random.default_rng(1).normal(size=(24, 5, 3)).astype("float32")
+    y = x[:, 0, :1]
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input(batch_shape=(8, 5, 3)), keras.layers.GRU(4, stateful=True)]
+        return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+
+    def then(model: Any, _: bool) -> dict[str, Any]:
+        return {"outputs": model.predict(x, batch_size=8, verbose=0)}
+
+    options: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", **UNMEASURED}
+    compare(shared(build, **options), fit, build=build, then=then, **options)
+
+
 # ---- what goes wrong ----
 
 

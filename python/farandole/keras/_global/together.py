@@ -66,6 +66,7 @@ class Together(Wrapping):
 
     def _build(self, sample: Any, *, for_outputs: bool) -> None:
         model = self._model
+        self._row_states.cut()
         if model.compiled and not for_outputs:
             model._symbolic_build(data_batch=sample)
         elif not model.built:

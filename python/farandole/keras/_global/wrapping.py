@@ -18,6 +18,7 @@ from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
 from farandole.keras._global.metrics import with_global_state
 from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.row_states import RowStates
 from farandole.keras._global.shared_steps import shared_steps
 from farandole.keras._global.steps import Steps, weigh_loss
 from farandole.keras._wrapped import distributed_in, state_of
@@ -26,7 +27,8 @@ from farandole.keras.optimizer import DistributedOptimizer
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others", "_policies_compared",
+        "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others",
+        "_policies_compared", "_row_states",
     )
 )  # fmt: skip
 
@@ -64,6 +66,7 @@ class Wrapping:
         average_loss.learn()
         self._normalization = Normalization(model, self._steps, every=sync_batch_norm)
         self._normalization.check()
+        self._row_states = RowStates(model, block)
         self._seed = seed
         self._same = same_batches
         self._policy: Policy = data_policy

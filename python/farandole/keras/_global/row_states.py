@@ -1,0 +1,48 @@
+"""Layers that keep a state for each sample of a batch from batch to batch (stateful RNNs).
+
+A program builds them for the whole batch. A rank has the states of its own samples, which are the
+same ones in every batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.data._logical import Block
+from farandole.data._share import taken
+
+
+class RowStates:
+    """Of one model."""
+
+    def __init__(self, model: Any, block: Block | None) -> None:
+        self._model, self._block = model, block
+        self._cut: list[Any] = []  # layers
+
+    def cut(self) -> None:
+        """Before we build what is left to build: what has states has them for the whole batch.
+
+        Raises:
+            InvalidArgument: with logical ranks, which are computed by the same layers.
+        """
+        known = set(map(id, self._cut))
+        for layer in self._model._flatten_layers():
+            states = getattr(layer, "states", None) if getattr(layer, "stateful", False) else None
+            if not states or id(layer) in known:
+                continue
+            if self._block is not None:
+                raise InvalidArgument(
+                    f"Model(logical_ranks={self._block.parts}): layer '{layer.name}' is stateful; "
+                    "the parts of a batch would share its state\n  advice: no logical_ranks"
+                )
+            self._cut.append(layer)
+            rows = int(keras.tree.flatten(states)[0].shape[0])
+            mine = taken(rows, _world.size(), _world.rank())[0]
+            count = mine.stop - mine.start
+            if count != rows:
+                layer._create_state_variables(count)
+                layer._expected_batch_size = count
