@@ -29,7 +29,7 @@ _OTHERWISE = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation
 
 def learn() -> None:
     """As soon as the program has imported Keras."""
-    keras = sys.modules.get("keras")
+    keras: Any = sys.modules.get("keras")
     there = keras is not None and hasattr(keras, "optimizers")
     if there and keras.backend.backend() == "tensorflow":
         _teach(keras.optimizers)
@@ -64,7 +64,8 @@ def _taught(
         with _reduced(updates), after(sums):
             return own(self, sums, trainable_variables)
 
-    return apply
+    taught: Callable[..., Any] = apply
+    return taught
 
 
 def _in_replica() -> bool:
