@@ -49,8 +49,8 @@ class Model(Together):
     All ranks call the same methods in the same order. What is not here is the model's own.
 
     Args:
-        model: a Keras 3 model: sequential, functional, or a class of your own. Its ``train_step``,
-            if that is your own, computes gradients of ``self.optimizer.scale_loss(loss)``.
+        model: a Keras 3 model: sequential, functional, or a class of your own. A ``train_step`` of
+            your own is written as for one process.
         seed: of the order of arrays and of batches with ``shuffle=True``, and of DataLoaders that
             shuffle without a generator.
         same_batches: compare checksums of the batches between the ranks, where each makes the whole
