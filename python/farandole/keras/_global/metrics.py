@@ -50,6 +50,28 @@ def values_of(results: Any) -> Any:
     return keras.tree.map_structure(value, results)
 
 
+class Shown:
+    """Results that are views of a metric's state, on PyTorch. In one process they go on changing
+    until Keras shows them: after a validation, those of training are the validation's."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {}
+
+    def show(self, results: dict[str, Any], values: dict[str, Any], model: Any) -> None:
+        if keras.backend.backend() != "torch":
+            return
+        states = _unique(v for metric in model.metrics for v in metric.variables)
+        places = {v.value.untyped_storage().data_ptr() for v in states}
+        for name, result in results.items():
+            storage = getattr(result, "untyped_storage", None)
+            if storage is None or storage().data_ptr() not in places:
+                continue
+            last = self._last.get(name)
+            if last is not None and last.shape == values[name].shape:
+                last.copy_(values[name])
+            self._last[name] = values[name]
+
+
 def of_own_logs(logs: dict[str, Any], mine: dict[str, Any], joint: dict[str, Any]) -> Any:
     """Collective: what a training step of the user's own returns. The result of a metric of the
     model's is that of all ranks; other numbers become their mean over ranks.

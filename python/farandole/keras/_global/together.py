@@ -122,7 +122,11 @@ class Together(Wrapping):
 
         def computed() -> Any:
             results = own(logs)
-            return logs if results is logs else values_of(results)
+            if results is logs:
+                return logs
+            values = values_of(results)
+            self._shown.show(results, values, self._model)
+            return values
 
         results = self._of_all_ranks(self._model, computed)
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own

@@ -16,7 +16,7 @@ from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
 from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
-from farandole.keras._global.metrics import with_global_state
+from farandole.keras._global.metrics import Shown, with_global_state
 from farandole.keras._global.normalization import Normalization
 from farandole.keras._global.row_states import RowStates
 from farandole.keras._global.shared_steps import shared_steps
@@ -28,7 +28,7 @@ _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
         "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others",
-        "_policies_compared", "_row_states",
+        "_policies_compared", "_row_states", "_shown",
     )
 )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Wrapping:
         self._normalization = Normalization(model, self._steps, every=sync_batch_norm)
         self._normalization.check()
         self._row_states = RowStates(model, block)
+        self._shown = Shown()
         self._seed = seed
         self._same = same_batches
         self._policy: Policy = data_policy
