@@ -6,8 +6,10 @@ The reference is plain Keras or numpy on rank 0, to which the other ranks are eq
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
+import io
 import pickle
 import tempfile
 import time
@@ -312,6 +314,46 @@ def training_steps_of_ones_own_may_compute_their_loss_in_any_way() -> None:
 
     logs = fit(model)
     assert_as_alone(model, alone, logs, lambda: fit(alone))
+
+
+@on_ranks(2)
+def a_loss_that_may_be_a_sum_is_told_of() -> None:
+    """Nobody sees what a loss of the program's own does with the samples."""
+
+    class Own(keras.Model):  # type: ignore[misc, name-defined]
+        loss_of: Any = None
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = type(self).loss_of(self, y, self(x, training=True))
+            weights = self.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return {"loss": loss}
+
+    def said(loss_of: Any) -> str:
+        Own.loss_of = staticmethod(loss_of)
+
+        def build() -> Any:
+            x = keras.Input((6,))
+            return Own(x, keras.layers.Dense(1)(x))
+
+        model = in_scope(mirrored(), build, optimizer="sgd", loss="mse")
+        with contextlib.redirect_stderr(io.StringIO()) as told:
+            model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+        return told.getvalue()
+
+    each = lambda y, out: tf.reduce_mean(tf.square(y - out), -1)  # noqa: E731
+    told = said(lambda _, y, out: tf.reduce_sum(each(y, out)) / BATCH)
+    assert told.count("is taken for a mean") == (fd.rank() == 0)
+    for known in (
+        lambda model, y, out: model.optimizer.scale_loss(tf.reduce_mean(each(y, out))),
+        lambda model, y, out: model.compute_loss(y=y, y_pred=out),
+        lambda _, y, out: keras.losses.MeanSquaredError()(y, out),
+        lambda _, y, out: tf.nn.compute_average_loss(each(y, out), global_batch_size=BATCH),
+    ):
+        assert "is taken for a mean" not in said(known)
 
 
 @on_ranks(2)

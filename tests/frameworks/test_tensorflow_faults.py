@@ -182,9 +182,10 @@ def lose_a_rank_between_two_gradients(way: str) -> None:
             first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
             optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
             optimizer.build([first, second])
-        counts = [optimizer.iterations.value]
-        if way == "keras":
+        if way == "keras":  # which counts steps as Keras does, also one that fails
             optimizer = hvd.DistributedOptimizer(optimizer)
+        else:
+            counts = [optimizer.iterations.value]
     variables = [first, second]
 
     def step() -> None:

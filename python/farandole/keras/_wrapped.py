@@ -66,7 +66,7 @@ class State:
         self.inside = False  # a call whose gradients are reduced already
         self.holds = False  # gradients of one backward are not all that is reduced
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
-        self.accumulated: Sequence[Any] = ()  # these gradients, reduced, in the pass that updates
+        self.reduced: Sequence[Any] = ()  # the gradients, in the pass that updates
         self.exchange: Exchange | None = None  # from the first gradients on, in each world
         self._make = make
         _states.add(self)
@@ -127,13 +127,14 @@ class State:
     def around(self, gradients: Sequence[Any], call: Callable[[], Any]) -> Any:
         """Calls the optimizer's own method, with gradients that are reduced."""
         self.inside = True
+        self.reduced = gradients
         _updating.append(self)
         try:
-            with self.after(gradients):
-                return call()
+            return call()
         finally:
             _updating.pop()
             self.inside = False
+            self.reduced = ()
             if self.exchange is not None:
                 self.exchange.stepped()
 
@@ -214,18 +215,19 @@ class Distributed:
             grads = _reduce_accumulated(self, state, grads)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    # What else changes variables in the pass that updates.
+    # What changes variables without using a gradient. Steps are counted as Keras does, also one
+    # that finds no more data.
 
     def _apply_weight_decay(self, variables: Any) -> None:
         state = state_of(self)
-        with state.after(state.accumulated):
+        with state.after(state.reduced):
             super()._apply_weight_decay(variables)  # type: ignore[misc]
 
     def _backend_reset_gradient_accumulators(self) -> None:
         state = state_of(self)
-        with state.after(state.accumulated):
+        with state.after(state.reduced):
             super()._backend_reset_gradient_accumulators()  # type: ignore[misc]
-        state.accumulated = ()
+        state.reduced = ()
 
     @classmethod
     def from_config(cls, config: Any, **others: Any) -> Any:
@@ -285,7 +287,7 @@ def _reduce_accumulated(optimizer: Any, state: State, gradients: Any) -> list[An
         optimizer, list(gradients), lambda ours: state.reduce(optimizer, ours, variables)
     )
     exchange.stepped()
-    state.accumulated = reduced
+    state.reduced = reduced
     return reduced
 
 

@@ -17,7 +17,8 @@ from farandole.keras._global.steps import running
 
 @cache
 def learn() -> None:
-    """On TensorFlow alone."""
+    """Keras' losses, too: a step knows that they are means."""
+    _learn_of_losses()
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -30,9 +31,24 @@ def learn() -> None:
     ) -> Any:
         loss = own(per_example_loss, sample_weight, global_batch_size)
         steps = running()
+        if steps is not None:
+            steps.knows_loss = True
         if global_batch_size is None or steps is None or steps.share is None:
             return loss
         count, total = steps.count_and_total()
         return loss * tf.cast(total / count, loss.dtype)
 
     tf.nn.compute_average_loss = tf.autograph.experimental.do_not_convert(compute_average_loss)
+
+
+def _learn_of_losses() -> None:
+    own = keras.losses.Loss.__call__
+
+    @wraps(own)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        steps = running()
+        if steps is not None and self.reduction != "sum":
+            steps.knows_loss = True
+        return own(self, *args, **kwargs)
+
+    keras.losses.Loss.__call__ = call

@@ -66,6 +66,7 @@ class _SharedLoss:
             )
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self._steps.knows_loss = True
         if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
             return self._own(y_true, y_pred, sample_weight)
         if self._is_one_number is None:

@@ -24,6 +24,7 @@ Data without a share (a user's own calls of the model) are steps as before.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,6 +90,8 @@ class Steps:
         self.total: int | None = None  # on JAX: samples of that batch
         self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
         self.weighs_gradients = False  # and not the loss
+        self.knows_loss = False  # inside a step: that its loss is no sum over the rank's samples
+        self._has_told = False
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
 
@@ -109,6 +112,7 @@ class Steps:
         return share[0, 0] * ranks / share[0, 1]
 
     def scaled(self, loss: Any) -> Any:
+        self.knows_loss = True
         if self.share is None or self.weighs_gradients:
             return loss
         return loss * keras.ops.cast(
@@ -121,7 +125,22 @@ class Steps:
         hooked = keras.backend.backend() == "torch" and self.block is None
         if self.share is None or not self.weighs_gradients or hooked:
             return ours
+        self._tell_of_loss()
         return [self._one_weighed(gradient) for gradient in ours]
+
+    def _tell_of_loss(self) -> None:
+        """Nobody sees what a loss of the program's own does with samples: it may be a sum."""
+        if self.knows_loss or self._has_told or _world.rank() != 0 or _world.size() == 1:
+            return
+        self._has_told = True
+        print(
+            "farandole: a train_step() computes a loss of its own, which is taken for a mean over "
+            "the samples of its batch; were it a sum divided by a constant, steps would be too "
+            "small by the number of ranks\n"
+            "  advice: self.compute_loss(), a loss of Keras or tf.nn.compute_average_loss(); of a "
+            "mean, self.optimizer.scale_loss(loss) says that it is one",
+            file=sys.stderr,
+        )
 
     def _one_weighed(self, gradient: Any) -> Any:
         if gradient is None:
@@ -145,10 +164,13 @@ class Steps:
         finally:
             for hook in hooks:
                 hook.remove()
+        if self.weighs_gradients:
+            self._tell_of_loss()
 
     @contextmanager
     def of(self, share: Any, total: int | None = None) -> Iterator[None]:
         self.share, self.total = share, total
+        self.knows_loss = False
         _running.append(self)
         try:
             yield
