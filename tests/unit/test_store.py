@@ -311,7 +311,9 @@ def test_ranks_without_rank_0_do_not_take_an_old_answer() -> None:
         for each in [threads.submit(in_store, store, rank, size=2) for rank in range(2)]:
             each.result(20)
     alone = _store.Meeting(1, 2, HERE, 0, b"", time.monotonic() - _store.GRACE)
-    with pytest.raises(RendezvousError, match="rank 1 did not meet all others: rank 0 has not ans"):
+    with pytest.raises(
+        RendezvousError, match="rank 1 did not meet all others: rank 0 has not answered"
+    ):
         _store.meet_in(store, "job", alone, words_of(1), odd)
     with pytest.raises(RendezvousError, match="rank 0 has opened no round"):
         _store.meet_in(store, "other", alone, words_of(1), odd)
