@@ -5,6 +5,7 @@ test_gradients_there.py."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 import time
@@ -155,7 +156,8 @@ def two_threads(sharded: bool) -> None:
     Pass.enter = lambda present, _: entered.append(present)  # type: ignore[method-assign]
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    threads = [threading.Thread(target=hooked.on_gradient, args=(i,)) for i in range(2)]
+    comes = functools.partial(hooked.on_gradient, final=True)
+    threads = [threading.Thread(target=comes, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
