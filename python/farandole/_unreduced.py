@@ -7,31 +7,22 @@ each rank trains a model of its own, and nothing else tells: no rank waits for a
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
 
 from farandole import _core, _elastic, _world
 from farandole._core import Error
 from farandole._limits import setting
 
 
-class _Broadcast(NamedTuple):
-    """Of weights, the first in this world."""
-
-    by: str
-    rank: int
-    size: int
-
-
 class _State:
     begun = 0  # reductions of former worlds
-    broadcast: _Broadcast | None = None
+    broadcast = ""  # what gave weights to all ranks first, also in a graph before the world began
+    rank, size = 0, 1
     is_over = False  # whether the world has ended as programs mean it to
 
 
 def note_broadcast(by: str) -> None:
     """All ranks have the same weights now, by the function of this name."""
-    if _state.broadcast is None:
-        _state.broadcast = _Broadcast(by, _world.rank(), _world.size())
+    _state.broadcast = _state.broadcast or by
 
 
 def note_training() -> None:
@@ -40,11 +31,12 @@ def note_training() -> None:
 
 
 def _begin() -> None:
-    _state.begun, _state.broadcast = _core.reductions_begun(), None
+    _state.begun = _core.reductions_begun()
 
 
 def _leave() -> None:
     """A program that has failed may not have come to its first step."""
+    _state.rank, _state.size = _world.rank(), _world.size()
     try:
         _world.world().check()
     except Error:
@@ -56,12 +48,12 @@ def _leave() -> None:
 
 def _end() -> None:
     """When nothing of this world can begin any more."""
-    found = _state.broadcast
-    if found is None or not _state.is_over or _core.reductions_begun() != _state.begun:
+    by, _state.broadcast = _state.broadcast, ""
+    if not by or not _state.is_over or _core.reductions_begun() != _state.begun:
         return
-    if found.rank == 0 and found.size > 1 and setting("FARANDOLE_LOG") != "error":
+    if _state.rank == 0 and _state.size > 1 and setting("FARANDOLE_LOG") != "error":
         print(
-            f"farandole rank 0: warning: {found.by}() gave {found.size} ranks the same weights, "
+            f"farandole rank 0: warning: {by}() gave {_state.size} ranks the same weights, "
             "and no gradient was reduced: where these were trained, each rank has a model of its "
             "own\n  advice: step by a DistributedOptimizer, or reduce the gradients; a program "
             "that only evaluates needs neither",
