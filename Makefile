@@ -33,7 +33,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONNOUSERSITE := 1
-unexport PYTHONPATH PYTHONHOME
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 SOURCES := $(shell find csrc python -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml README.md
 SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \

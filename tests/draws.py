@@ -5,7 +5,8 @@
 * of a table over several dimensions (grid.combinations) all pairs of values and one row in eight;
 * of a table marked ``drawn(n)`` one row in n, and of several functions marked ``drawn(n, of="…")``
   together one row in n of what is left;
-* of every table in COSTLY one row in so many of what is left.
+* of every table in COSTLY one row in so many of what is left; and of a file there, half of the
+  tests that have one row then.
 
 A run's seed decides which (grid.seed). No row may run less often than once in eight runs: pytest
 refuses to collect it. `pytest --collect-only -q --odds` prints how often the rows of each table
@@ -24,11 +25,12 @@ import grid
 LEAST = 1 / 8
 # Folders and files whose tests start ranks, or compile, and so cost most: one row in so many runs.
 COSTLY = {
-    "tests/cuda": 2,
+    "tests/cuda": 4,
     "tests/differential": 2,
-    "tests/faults": 2,
-    "tests/frameworks": 2,
-    "tests/ranks": 2,
+    "tests/faults": 4,
+    "tests/frameworks": 4,
+    "tests/ranks": 4,
+    "tests/test_examples": 4,
 }
 
 
@@ -74,6 +76,7 @@ def draw(items: list[pytest.Item]) -> Draw:
         for (name, one_in), rows in tables.items():
             made.take(name, rows, one_in)
     _take_of_costly(made)
+    _take_of_lone(made)
     return made
 
 
@@ -85,6 +88,24 @@ def _take_of_costly(made: Draw) -> None:
     for (name, one_in), rows in tables.items():
         if one_in > 1 and any(row not in made.left_out for row in rows):
             made.take(f"costly {name}", rows, one_in)
+
+
+def _take_of_lone(made: Draw) -> None:
+    tables: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in made.odds:
+        if _cost_of(item) > 1:
+            tables[table_of(item)].append(item)
+    files: dict[str, list[list[pytest.Item]]] = defaultdict(list)
+    for name, rows in tables.items():
+        standing = [row for row in rows if row not in made.left_out]
+        if len(standing) == 1 and all(made.odds[row] >= 2 * LEAST for row in rows):
+            files[name.partition("::")[0]].append(rows)
+    for file, lone in files.items():
+        kept = grid.drawn(f"lone {file}", lone, 2)
+        for rows in lone:
+            made.left_out.update(rows if rows not in kept else ())
+            for row in rows:
+                made.odds[row] *= len(kept) / len(lone)
 
 
 def _cost_of(item: pytest.Item) -> int:
