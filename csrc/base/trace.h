@@ -73,6 +73,7 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   const Identity& identity() const { return identity_; }
+  const TraceStore& store() const { return *store_; }
 
   /// The process has left its world and joins another one, whose keys may be the same again.
   void next_world();

@@ -120,16 +120,24 @@ struct Shown {
   uint64_t key;
 };
 
-/// The events of a row, whose thread may go on writing: those it overwrites meanwhile are left out.
-uint64_t copy_row(const TraceStore& store, size_t row, bool still, std::vector<Shown>& into) {
+struct Copied {
+  uint64_t lost;  // so many of the row's events are gone
+  uint64_t seen;  // how many there have been
+};
+
+/// The events of a row since its `from_event`th, whose thread may go on writing: those it overwrites
+/// meanwhile are left out.
+Copied copy_row(const TraceStore& store, size_t row, uint64_t from_event, bool still,
+                std::vector<Shown>& into) {
   const TraceHead& head = store.head();
   const TraceHead::Row& from = head.row[row];
   const auto first_of = [](uint64_t written) {
     return written - std::min<uint64_t>(written, Trace::kEventsPerThread);
   };
   const uint64_t written = from.written.load(std::memory_order_acquire);  // partner: append
+  const uint64_t first = std::max(from_event, first_of(written));
   const size_t begin = into.size();
-  for (uint64_t i = first_of(written); i < written; ++i) {
+  for (uint64_t i = first; i < written; ++i) {
     const TraceEvent& e = store.events(row)[i % Trace::kEventsPerThread];
     const bool own = e.track == 0 || e.track > TraceHead::kMostTracks;
     const int64_t tid = own ? from.thread : kFirstTrack + static_cast<int64_t>(e.track) - 1;
@@ -139,10 +147,35 @@ uint64_t copy_row(const TraceStore& store, size_t row, bool still, std::vector<S
   // One may be half written now, or for ever, in the place of the oldest.
   const uint64_t later = from.written.load(std::memory_order_relaxed);
   const uint64_t lost = first_of(still ? later : later + 1);
-  const uint64_t torn = std::min(lost - first_of(written), written - first_of(written));
+  const uint64_t torn = std::min(std::max(lost, first) - first, written - first);
   into.erase(into.begin() + static_cast<ptrdiff_t>(begin),
              into.begin() + static_cast<ptrdiff_t>(begin + torn));
-  return std::max(lost, first_of(written));
+  return {std::max(lost, first_of(written)), written};
+}
+
+// ---- the rows of the picture ----
+
+std::string about_process(const TraceHead& head) {
+  const std::string name = "rank " + std::to_string(head.rank) + " (" + text_in(head.host) +
+                           ", pid " + std::to_string(head.process) + ")";
+  return metadata(head.rank, -1, "process_name", "\"name\":" + quoted(name)) +
+         metadata(head.rank, -1, "process_sort_index",
+                  "\"sort_index\":" + std::to_string(head.rank));
+}
+
+std::string about_row(const TraceHead& head, int64_t tid, const std::string& name, size_t place) {
+  return metadata(head.rank, tid, "thread_name", "\"name\":" + quoted(name)) +
+         metadata(head.rank, tid, "thread_sort_index", "\"sort_index\":" + std::to_string(place));
+}
+
+std::string about_track(const TraceHead& head, uint32_t track) {
+  return about_row(head, kFirstTrack + track, text_in(head.track[track].name), track);
+}
+
+std::string about_thread(const TraceHead& head, uint32_t row) {
+  const int64_t thread = head.row[row].thread;
+  return about_row(head, thread, text_in(head.row[row].name),
+                   TraceHead::kMostTracks + static_cast<size_t>(thread));
 }
 
 }  // namespace
@@ -160,7 +193,7 @@ TraceStore::TraceStore(const Trace::Identity& identity)
     checked(::ftruncate(file_.get(), kBytes), "ftruncate of " + path_);
     errno = ::posix_fallocate(file_.get(), 0, kHeadBytes);  // else a full disk is a SIGBUS later
     checked(errno == 0 ? 0 : -1, "writing " + path_);
-    map(PROT_READ | PROT_WRITE);
+    map(file_.get(), PROT_READ | PROT_WRITE);
   } catch (const Error&) {
     ::unlink(path_.c_str());
     throw;
@@ -180,14 +213,18 @@ TraceStore::TraceStore(const std::string& path)
       file_(checked(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC), "open " + path)) {
   struct stat status{};
   checked(::fstat(file_.get(), &status), "fstat of " + path);
-  if (static_cast<size_t>(status.st_size) == kBytes) map(PROT_READ);
+  if (static_cast<size_t>(status.st_size) == kBytes) map(file_.get(), PROT_READ);
   if (head_ == nullptr || head_->magic != kMagic || head_->rows > Trace::kMostThreads ||
       head_->tracks > TraceHead::kMostTracks)
     throw Error(ErrorCode::resource, path + " holds no events of this version of farandole");
 }
 
-void TraceStore::map(int protection) {
-  void* base = ::mmap(nullptr, kBytes, protection, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+TraceStore::TraceStore(const TraceStore& own) : path_(own.path_) {
+  map(own.file_.get(), PROT_READ);
+}
+
+void TraceStore::map(int file, int protection) {
+  void* base = ::mmap(nullptr, kBytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (base == MAP_FAILED) throw_errno("mmap of " + path_);
   head_ = static_cast<TraceHead*>(base);
   events_ = reinterpret_cast<TraceEvent*>(static_cast<std::byte*>(base) + kHeadBytes);
@@ -223,19 +260,13 @@ std::string TraceStore::part(bool still) const {
   const uint32_t rows_there = head_->rows.load(std::memory_order_acquire);
   const uint32_t tracks_there = head_->tracks.load(std::memory_order_acquire);
   std::string rows;
-  const auto row = [&](int64_t tid, const std::string& name, size_t place) {
-    rows += metadata(rank, tid, "thread_name", "\"name\":" + quoted(name));
-    rows += metadata(rank, tid, "thread_sort_index", "\"sort_index\":" + std::to_string(place));
-  };
-  for (uint32_t t = 0; t < tracks_there; ++t)
-    row(kFirstTrack + t, text_in(head_->track[t].name), t);
+  for (uint32_t t = 0; t < tracks_there; ++t) rows += about_track(*head_, t);
   std::vector<Shown> shown;
   uint64_t lost = head_->refused.load(std::memory_order_relaxed);
   TimePoint complete_since{};  // all that ended later is there
   for (uint32_t r = 0; r < rows_there; ++r) {
-    const TraceHead::Row& from = head_->row[r];
-    row(from.thread, text_in(from.name), tracks_there + static_cast<size_t>(from.thread));
-    const uint64_t gone = copy_row(*this, r, still, shown);
+    rows += about_thread(*head_, r);
+    const uint64_t gone = copy_row(*this, r, 0, still, shown).lost;
     lost += gone;
     if (gone > 0)
       complete_since = std::max(complete_since, events(r)[gone % Trace::kEventsPerThread].end);
@@ -254,12 +285,36 @@ std::string TraceStore::part(bool still) const {
           member("host", quoted(host)) + member("tuning", quoted(text_in(head_->tuning))) +
           member("events", std::to_string(shown.size())) + member("lost", std::to_string(lost)) +
           member("complete_since", microseconds(nanoseconds(complete_since))));
-  text += metadata(rank, -1, "process_name",
-                   "\"name\":" + quoted("rank " + std::to_string(rank) + " (" + host + ", pid " +
-                                        process + ")"));
-  text += metadata(rank, -1, "process_sort_index", "\"sort_index\":" + std::to_string(rank));
+  text += about_process(*head_);
   text += rows;
   for (const Shown& s : shown) text += lines_of(s.event, rank, s.tid, s.key);
+  return text;
+}
+
+// ---- what a rank records now ----
+
+TraceFollower::TraceFollower(const std::string& events_file) : store_(events_file) {}
+TraceFollower::TraceFollower(const Trace& own) : store_(own.store()) {}
+
+std::string TraceFollower::host() const { return text_in(store_.head().host); }
+
+std::string TraceFollower::more() {
+  const TraceHead& head = store_.head();
+  const uint32_t rows_there = head.rows.load(std::memory_order_acquire);
+  std::string text = introduced_ ? "" : about_process(head);
+  introduced_ = true;
+  std::vector<Shown> shown;
+  for (uint32_t r = 0; r < rows_there; ++r) {
+    if (r >= rows_) text += about_thread(head, r);
+    seen_[r] = copy_row(store_, r, seen_[r], false, shown).seen;
+  }
+  rows_ = rows_there;
+  // After the events: whatever track they name is there.
+  const uint32_t tracks_there = head.tracks.load(std::memory_order_acquire);
+  for (; tracks_ < tracks_there; ++tracks_) text += about_track(head, tracks_);
+  // A rank that stops gives its memory back, which then reads as nothing.
+  for (const Shown& s : shown)
+    if (s.event.end != TimePoint{}) text += lines_of(s.event, head.rank, s.tid, s.key);
   return text;
 }
 

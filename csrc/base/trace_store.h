@@ -3,6 +3,7 @@
 // have written.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -44,8 +45,9 @@ class TraceStore {
   explicit TraceStore(const Trace::Identity& identity);
   /// Another's file. Throws Error(resource), also where it is none.
   explicit TraceStore(const std::string& path);
+  /// One's own once more, to be read: to open it and to close it again would unlock it.
+  TraceStore(const TraceStore& own);
   ~TraceStore();
-  TraceStore(const TraceStore&) = delete;
   TraceStore& operator=(const TraceStore&) = delete;
 
   TraceHead& head() const { return *head_; }
@@ -63,14 +65,33 @@ class TraceStore {
   /// was killed as it wrote.
   std::string part(bool still) const;
   std::string part_name() const;
+  const std::string& path() const { return path_; }
 
  private:
-  void map(int protection);
+  void map(int file, int protection);
 
   std::string path_;  // empty once it is gone
   Fd file_;
   TraceHead* head_ = nullptr;
   TraceEvent* events_ = nullptr;
+};
+
+/// Reads what a rank on this host records, a little at a time, while it runs. One caller at a time.
+class TraceFollower {
+ public:
+  /// Throws Error(resource), also where the file is none of this version.
+  explicit TraceFollower(const std::string& events_file);
+  explicit TraceFollower(const Trace& own);
+  std::string host() const;
+  /// What was recorded since the last call, one Chrome trace event a line. What the rank has
+  /// overwritten meanwhile is left out.
+  std::string more();
+
+ private:
+  const TraceStore store_;
+  bool introduced_ = false;  // its process
+  uint32_t rows_ = 0, tracks_ = 0;
+  std::array<uint64_t, Trace::kMostThreads> seen_{};  // events, by row
 };
 
 /// Writes the part of a rank's events file beside it, whole or not at all; removes the file if its

@@ -158,6 +158,12 @@ void finish_trace(Trace* trace) {
   }
 }
 
+std::unique_ptr<TraceFollower> follow(const std::string& events_file) {
+  const auto trace = current_trace();
+  if (trace && trace->store().path() == events_file) return std::make_unique<TraceFollower>(*trace);
+  return std::make_unique<TraceFollower>(events_file);
+}
+
 void bind_trace(py::module_& module) {
   module.attr("trace_events_per_thread") = Trace::kEventsPerThread;
   module.def(
@@ -168,6 +174,21 @@ void bind_trace(py::module_& module) {
       "The process ends: what the trace's events lie in is not needed any more.");
   module.def("recover_trace_part", &recover_trace_part, py::arg("events_file"), py::arg("living"),
              "Writes the part of the rank that left `.rank-N.events`; False where it lives on.");
+  py::class_<TraceFollower>(module, "TraceFollower",
+                            "Reads `.rank-N.events` of a rank on this host, while it runs.")
+      .def(py::init(&follow), py::arg("events_file"))
+      .def_property_readonly("host", &TraceFollower::host)
+      .def(
+          "more",
+          [](TraceFollower& follower) {
+            std::string lines;
+            {
+              const py::gil_scoped_release unlocked;
+              lines = follower.more();
+            }
+            return py::bytes(lines);
+          },
+          "The events since the last call, one a line.");
   py::class_<PySpan>(module, "trace_span",
                      "A span of the program in the trace (FARANDOLE_TRACE): "
                      "`with trace_span(\"forward\"): …`. Does nothing while nothing is traced.")

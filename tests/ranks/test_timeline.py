@@ -127,7 +127,7 @@ def test_it_is_there_from_the_start_and_complete_after_a_crash(tmp_path: Path, k
     run(
         2,
         "import json, os\n"
-        f"assert json.loads(open({str(file)!r}).read())['traceEvents'] == []\n"
+        f"json.loads(open({str(file)!r}).read())['traceEvents']\n"
         "step('inside')\n"
         f"if fd.rank() == 1 or {killed == 'all'}: os.kill(os.getpid(), 9)\n"
         "step('orphan')\n",
@@ -136,6 +136,42 @@ def test_it_is_there_from_the_start_and_complete_after_a_crash(tmp_path: Path, k
     )
     assert operations(file) >= of("inside")
     assert operations(file)[0, "orphan"] == (killed == "one")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["timeline.json"]
+
+
+WAIT = """
+import json, time
+def wait_for(name, *ranks):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        events = json.loads(open(file).read())["traceEvents"]
+        found = [e["pid"] for e in events if e["name"] == name and e.get("cat") == "operation"]
+        if set(found) >= set(ranks): break
+        time.sleep(0.05)
+    assert sorted(found) == list(ranks), (name, found)
+"""
+
+
+def test_its_events_are_there_while_the_job_runs(tmp_path: Path) -> None:
+    """Also of a rank that goes on when the one that wrote them has stopped."""
+    file = tmp_path / "timeline.json"
+    run(
+        2,
+        f"file = {str(file)!r}\n{WAIT}"
+        "fd.start_timeline(file)\n"
+        "for name in ('one', 'two'):\n"
+        "    step(name)\n"
+        "    wait_for(name, 0, 1)\n"
+        "    fd.barrier()\n"
+        "for r in range(2):\n"
+        "    if fd.rank() == r: fd.stop_timeline()\n"
+        "    step(f'after {r}')\n"
+        "    if fd.rank() > r: wait_for(f'after {r}', 1)\n"
+        "    fd.barrier()\n",
+    )
+    assert operations(file) >= of("one two")
+    assert operations(file)[1, "after 0"] == 1
+    assert operations(file)[1, "after 1"] == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["timeline.json"]
 
 

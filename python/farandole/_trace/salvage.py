@@ -19,7 +19,7 @@ def recover(folder: Path, *, apart_from: int = -1, living: bool = False) -> list
         These ranks.
     """
     found, troubles = [], []
-    for path in _events_files(folder):
+    for path in events_files(folder):
         rank = int(path.name.split("-")[1].split(".")[0])
         try:
             if rank != apart_from and _recover(path, living):
@@ -31,7 +31,8 @@ def recover(folder: Path, *, apart_from: int = -1, living: bool = False) -> list
     return sorted(found)
 
 
-def _events_files(folder: Path) -> list[Path]:
+def events_files(folder: Path) -> list[Path]:
+    """What ranks record into, or have died with."""
     with suppress(OSError):
         return [p for p in folder.iterdir() if re.fullmatch(r"\.rank-\d+\.events", p.name)]
     return []

@@ -1,14 +1,14 @@
 """A trace that begins and ends while ranks run, in one file, as Horovod's timeline does.
 
 Every rank that starts records, and writes its part when it stops: into ``.FILE.parts`` beside the
-file. Whoever stops puts together what parts there are, so the file is there when the first rank has
-stopped, and complete when the last one has, which removes the parts. It is there from the start,
-without events.
+file. The file is there from the start, and has the events of a host as they happen (live.py). It is
+put together from the parts when the last one has stopped, which removes them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import warnings
@@ -19,13 +19,14 @@ from pathlib import Path
 from farandole import _elastic
 from farandole._core import Error, Group, InvalidArgument, ResourceError
 from farandole._limits import setting
+from farandole._trace.live import Live
 from farandole._trace.merging import announce, merge
 from farandole._trace.parts import TraceError, newest
-from farandole._trace.salvage import parts_of, recover
+from farandole._trace.salvage import events_files, parts_of, recover
 
 
 class _State:
-    running: tuple[Group, Path] | None = None
+    running: tuple[Group, Path, Live] | None = None
     number = 0  # of starts, counted alike on all ranks
 
 
@@ -39,28 +40,39 @@ def start(group: Group, file: Path) -> None:
     try:
         with _alone_in(parts):
             group.start_timeline(str(parts), _state.number + 1)
-            if not any(parts.glob("rank-*.jsonl")):
-                announce(file, group.size)
+            begin_anew = functools.partial(_begin_anew, parts, file, group.size)
+            live = Live(parts, file, group.rank, group.size, begin_anew)
     except (OSError, TraceError) as error:
         raise ResourceError(f"no timeline can be written to {file}: {error}") from error
-    _state.running = group, file
+    _state.running = group, file, live
     _state.number += 1
 
 
 def stop() -> None:
     if _state.running is None:
         raise InvalidArgument("no timeline was started; call start_timeline() first")
-    (group, file), _state.running = _state.running, None
+    (group, file, live), _state.running = _state.running, None
     parts = parts_of(file)
+    live.end()
     try:
         with _alone_in(parts):
             group.stop_timeline()
             recover(parts, apart_from=group.rank)
-            merge(parts, file)
-            if len(newest(parts)[0]) == group.size:
+            is_complete = len(newest(parts)[0]) == group.size
+            if is_complete or not events_files(parts):
+                merge(parts, file)
+            if is_complete:
                 shutil.rmtree(parts, ignore_errors=True)
     except (OSError, TraceError) as error:
         raise ResourceError(f"the timeline {file} cannot be written: {error}") from error
+
+
+def _begin_anew(parts: Path, file: Path, ranks: int) -> None:
+    with _alone_in(parts):
+        if any(parts.glob("rank-*.jsonl")):
+            merge(parts, file)
+        else:
+            announce(file, ranks)
 
 
 def start_as_asked(group: Group) -> None:
