@@ -1,6 +1,6 @@
 """Which tests a run leaves out, and how likely it is that each runs.
 
-`GRID=full` (make test-all), and tests asked for by name, leave out nothing. Otherwise:
+`GRID=full` (make test-all), and tests asked for by name or as one file, leave out nothing. Else:
 
 * of a table over several dimensions (grid.combinations) all pairs of values and one row in eight;
 * of a table marked ``drawn(n)`` one row in n, and of several functions marked ``drawn(n, of="…")``
