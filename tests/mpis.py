@@ -44,7 +44,6 @@ class Ended:
 
     code: int
     text: str  # what it wrote
-    seconds: float
     outcomes: list[harness.Outcome | None] = field(default_factory=list)  # None: it reported none
 
     def of_others(self, rank: int, all_live: bool) -> list[harness.Outcome]:
@@ -99,9 +98,8 @@ class Mpi:
             code = function.__code__
             call = (str(Path(code.co_filename).parent), function.__module__, function.__name__)
             (Path(folder) / "call").write_bytes(pickle.dumps((*call, arguments)))
-            began = time.monotonic()
             done = self.start(ranks, [__file__, folder], *(options or []), **(env or {}))
-            ended = Ended(done.returncode, done.stdout, time.monotonic() - began)
+            ended = Ended(done.returncode, done.stdout)
             for rank in range(ranks):
                 report = Path(folder) / str(rank)
                 ended.outcomes.append(

@@ -113,11 +113,11 @@ def test_where_all_hosts_are_lost_the_job_ends() -> None:
 
 def test_too_few_workers_are_waited_for_and_then_it_ends() -> None:
     rests = ("--blacklist-cooldown-range", "100", "100")
-    done = job(2, "--min-np=2", "--elastic-timeout=1", *rests, program=("8", "step:1:1"), code=75)
+    done = job(2, "--min-np=2", "--elastic-timeout=9", *rests, program=("8", "step:1:1"), code=75)
     assert not results(done)
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        "farandole: the job is given up: fewer than 2 workers for 1 s (--elastic-timeout); last, "
+        "farandole: the job is given up: fewer than 2 workers for 9 s (--elastic-timeout); last, "
         "worker 1 (pid "
     ), done.stderr
     assert last.endswith(") was killed by SIGKILL")

