@@ -125,8 +125,8 @@ struct Copied {
   uint64_t seen;  // how many there have been
 };
 
-/// The events of a row since its `from_event`th, whose thread may go on writing: those it overwrites
-/// meanwhile are left out.
+/// The events of a row since its `from_event`th, whose thread may go on writing: those it
+/// overwrites meanwhile are left out.
 Copied copy_row(const TraceStore& store, size_t row, uint64_t from_event, bool still,
                 std::vector<Shown>& into) {
   const TraceHead& head = store.head();
