@@ -25,7 +25,7 @@ from farandole.torch._global.logical import LogicalRanks, block_for
 from farandole.torch._global.losses import check_loss, part_of_mean
 from farandole.torch._global.normalization import (
     refuse_micro_batches,
-    refuse_without_samples,
+    statistics_of,
     warn_of_few_samples,
 )
 from farandole.torch._global.passes import Passes
@@ -168,14 +168,14 @@ class GlobalBatch(worlds.Follower):
         self._loops += 1
         mine = self._loops
         for whole in self._passes:
-            refuse_without_samples(self._model, whole.total, self._size)
             self._whole, self._everywhere = whole, None
-            if self._logical is None:
-                yield from self._micro_batches(whole, mine)
-                continue
-            with self._logical.batch():
-                yield from self._micro_batches(whole, mine)
-                self._logical.end()
+            with statistics_of(self._model, whole, self._size):
+                if self._logical is None:
+                    yield from self._micro_batches(whole, mine)
+                    continue
+                with self._logical.batch():
+                    yield from self._micro_batches(whole, mine)
+                    self._logical.end()
 
     def _micro_batches(self, whole: Whole, loop: int) -> Iterator[Any]:
         for micro in whole.micros:

@@ -59,6 +59,8 @@ class SyncBatchNorm(_BatchNorm):
         torch.Size([4, 3, 8, 8])
     """
 
+    counts = True  # False: what this rank computes on belongs to no batch (GlobalBatch)
+
     @explained(device=_A_DEVICE)
     def __init__(
         self,
@@ -89,7 +91,7 @@ class SyncBatchNorm(_BatchNorm):
     @entry()
     def _synchronized(self, input: torch.Tensor) -> torch.Tensor:
         normalize: Any = _Normalize.apply
-        out, mean, var, count = normalize(input, self.weight, self.bias, self.eps)
+        out, mean, var, count = normalize(input, self.weight, self.bias, self.eps, self.counts)
         if self.track_running_stats and self.running_mean is not None:
             self._track(mean, var, int(count))
         result: torch.Tensor = out
@@ -198,11 +200,11 @@ def _channels(x: torch.Tensor, per_channel: torch.Tensor) -> torch.Tensor:
     return per_channel.view(1, -1, *(1,) * (x.dim() - 2))
 
 
-def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _statistics(x: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and biased variance per channel, in float64, and the count, over all ranks."""
     channels = x.shape[1]
     mine = torch.zeros(1 + 2 * channels, dtype=torch.float64)
-    count = x.numel() // channels
+    count = x.numel() // channels if counts else 0
     if count > 0:
         dims = [d for d in range(x.dim()) if d != 1]
         var, mean = torch.var_mean(x, dims, correction=0)
@@ -233,9 +235,10 @@ class _Normalize(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
+        counts: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        mean, var, total = _statistics(wide)
+        mean, var, total = _statistics(wide, counts)
         inverse = torch.rsqrt(var + eps).to(wide.dtype)
         narrow_mean, narrow_var = mean.to(wide.dtype), var.to(wide.dtype)
         out = (
@@ -252,7 +255,7 @@ class _Normalize(torch.autograd.Function):
             else wide.clone()
         )
         ctx.save_for_backward(x, weight, narrow_mean, inverse)
-        ctx.total = total
+        ctx.total, ctx.counts = total, counts
         count = torch.tensor(total)
         ctx.mark_non_differentiable(mean, var, count)
         return out.to(x.dtype), mean, var, count
@@ -274,11 +277,12 @@ class _Normalize(torch.autograd.Function):
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
             grad_x = grad - _channels(x, grad_mean)
             grad_x -= centred * _channels(x, inverse**2 * grad_spread)
-            grad_x = (grad_x * _channels(x, scale)).to(x.dtype)
+            grad_x = (grad_x * _channels(x, scale) * ctx.counts).to(x.dtype)
         grad_bias, grad_weight = own[0], own[1] * inverse.double()
         return (
             grad_x,
             grad_weight.to(weight.dtype) if weight is not None else None,
             grad_bias.to(weight.dtype) if weight is not None else None,
+            None,
             None,
         )

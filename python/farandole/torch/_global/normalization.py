@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._share import FEW
+from farandole.torch._global.reading import Whole
 from farandole.torch.sync_batch_norm import SyncBatchNorm
 
 
@@ -41,17 +44,19 @@ def _takes_own(module: Any) -> bool:
     return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
 
 
-def refuse_without_samples(model: torch.nn.Module | None, total: int, size: int) -> None:
-    """A rank without samples computes on one that does not count; statistics of all ranks would
-    count it."""
-    if model is None or total >= size or not model.training:
-        return
-    if (name := _over_all_ranks(model)) is not None:
-        raise InvalidArgument(
-            f"a batch of {total} samples for {size} ranks: layer '{name}' normalizes over the "
-            "samples of all ranks, and some have none\n"
-            "  advice: drop_last=True, or a larger batch"
-        )
+@contextmanager
+def statistics_of(model: torch.nn.Module | None, whole: Whole, size: int) -> Iterator[None]:
+    """A rank without samples computes on one that does not count: statistics leave it out."""
+    layers: list[SyncBatchNorm] = []
+    if model is not None and whole.total < size:
+        layers = [each for each in model.modules() if isinstance(each, SyncBatchNorm)]
+    for layer in layers:
+        layer.counts = any(micro.samples for micro in whole.micros)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.counts = True
 
 
 def refuse_micro_batches(model: torch.nn.Module, at_once: int | None) -> None:
