@@ -38,6 +38,8 @@ ONCE_WRONG = [
     # A subclass of BatchNorm lost its forward and its parameter.
     "front=torch.hook model=batch_norm",
     "front=torch.global model=batch_norm",
+    # Refused: a rank without samples of a batch computes on one that statistics would count.
+    "front=torch.global model=batch_norm parts=short",
 ]
 
 
@@ -51,4 +53,4 @@ def runner(nurseries: Callable[[str], Nursery]) -> Iterator[Runner]:
 @pytest.mark.xdist_group("programs that were once wrong")
 @pytest.mark.parametrize("line", ONCE_WRONG)
 def test_it_is_right(runner: Runner, line: str) -> None:
-    runner.check(programs.read(line, FRONTS), 2)
+    runner.check(programs.read(line, FRONTS), 3 if "parts=short" in line else 2)

@@ -1,276 +1,15 @@
-"""PyTorch programs: by DistributedOptimizer, by DDP over our backend, and by GlobalBatch."""
+"""PyTorch programs: by DistributedOptimizer, DDP and FSDP2 over our backend, and GlobalBatch."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import programs
-from programs import BATCH, STEPS, WIDTH, Front, Program, Result
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-# ---- models: from (n, WIDTH) to (n, 2) ----
-
-
-def mlp() -> nn.Module:
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, 2))
-
-
-def conv() -> nn.Module:
-    from torch import nn
-
-    body = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 2, padding=1), nn.Tanh())
-    return nn.Sequential(body, nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(12, 2))
-
-
-def channels_last() -> nn.Module:
-    import torch
-
-    return conv().to(memory_format=torch.channels_last)
-
-
-def mixed_layout() -> nn.Module:
-    """Channels last on every second rank alone: Setting.lay_out."""
-    return conv()
-
-
-def tied() -> nn.Module:
-    from torch import nn
-
-    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    second.weight = first.weight
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(WIDTH, 2))
-
-
-def frozen() -> nn.Module:
-    model = mlp()
-    model[0].weight.requires_grad_(False)  # type: ignore[index,union-attr]
-    return model
-
-
-def odd() -> nn.Module:
-    """Parameters of no dimension, without elements, complex, and one that is never used."""
-    import torch
-    from torch import nn
-
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = mlp()
-            self.scale = nn.Parameter(torch.tensor(0.7))
-            self.empty = nn.Parameter(torch.empty(0, 3))
-            self.turn = nn.Parameter(torch.randn(2, dtype=torch.complex64))
-            self.unused = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.body(x) * self.scale + self.empty.sum()
-            return (out * self.turn).real
-
-    return Odd()
-
-
-def checkpointed() -> nn.Module:
-    from torch import nn
-    from torch.utils.checkpoint import checkpoint
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = mlp(), nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(checkpoint(self.first, x, use_reentrant=False))
-
-    return Checkpointed()
-
-
-def batch_norm() -> nn.Module:
-    from torch import nn
-
-    class Normal(nn.BatchNorm1d):
-        """A subclass, with a hook and a parameter of its own."""
-
-        def __init__(self) -> None:
-            super().__init__(6)
-            self.gain = nn.Parameter(self.weight.detach() * 1.5)
-            self.register_forward_hook(lambda _, __, out: out * 1.25)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * self.gain
-
-    # No bias before a normalization: its gradient is 0 but for rounding, which Adam would magnify.
-    return nn.Sequential(nn.Linear(WIDTH, 6, bias=False), Normal(), nn.Tanh(), nn.Linear(6, 2))
-
-
-def embedding() -> nn.Module:
-    from torch import nn
-
-    class Embedded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.table((x.abs() * 2).long().clamp(max=4)).sum(1))
-
-    return Embedded()
-
-
-MODELS = {
-    each.__name__: each
-    for each in (
-        mlp,
-        conv,
-        channels_last,
-        mixed_layout,
-        tied,
-        frozen,
-        odd,
-        checkpointed,
-        batch_norm,
-        embedding,
-    )
-}
-
-# ---- losses, of outputs, targets and weights of samples ----
-
-Loss = Callable[[Any, Any, Any], Any]
-
-
-def _square(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (out - y).square().mean(1)
-
-
-LOSSES: dict[str, Loss] = {
-    "mean": lambda out, y, _: _square(out, y).mean(),
-    "sum": lambda out, y, _: _square(out, y).sum() / BATCH,
-    "weighted": lambda out, y, w: (_square(out, y) * w).mean(),
-    "two": lambda out, y, _: _square(out, y).mean() + 0.1 * (out[:, 0] - y[:, 1]).abs().mean(),
-}
-
-# ---- what programs do to gradients, after they are whole and before the step ----
-
-Touch = Callable[[Any], None]
-
-
-def _each(change: Callable[[Any], None]) -> Touch:
-    def touch(model: Any) -> None:
-        for p in model.parameters():
-            if p.grad is not None and not p.grad.is_sparse:
-                change(p)
-
-    return touch
-
-
-def _clip(model: Any) -> None:
-    import torch
-
-    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 0.5)
-
-
-def _assign_data(p: Any) -> None:
-    p.grad.data = p.grad.data * 0.5
-
-
-def _assign(p: Any) -> None:
-    p.grad = p.grad * 0.5
-
-
-def _set(p: Any) -> None:
-    p.grad.set_(p.grad * 0.5)
-
-
-def _cast(p: Any) -> None:
-    if not p.is_complex():
-        p.grad.data = p.grad.data.double().float()
-
-
-TOUCHES: dict[str, Touch] = {
-    "nothing": lambda _: None,
-    "data": _each(_assign_data),
-    "assign": _each(_assign),
-    "set": _each(_set),
-    "cast": _each(_cast),
-    "in_place": _each(lambda p: p.grad.mul_(0.5)),
-    "clip": _clip,
-}
-
-REPLACING = ("data", "set", "cast")  # these give a gradient other memory
-
-# ---- what programs do to weights, in the midst of training and with gradients standing ----
-
-
-def _half_and_back(model: Any, _: Any) -> None:
-    state = copy.deepcopy(model.state_dict())
-    model.half()
-    model.float()
-    model.load_state_dict(state)
-
-
-def _save_and_load(model: Any, optimizer: Any) -> None:
-    import torch
-
-    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(1)
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-
-
-def _new_data(model: Any, _: Any) -> None:
-    for p in model.parameters():
-        p.data = p.data.clone()
-
-
-def _unfreeze(model: Any, _: Any) -> None:
-    for p in model.parameters():
-        p.requires_grad_(True)
-
-
-def _other_layout(model: Any, _: Any) -> None:
-    import torch
-
-    model.to(memory_format=torch.channels_last)
-
-
-ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "nothing": lambda *_: None,
-    "half_and_back": _half_and_back,
-    "double": lambda model, _: model.double(),
-    "share_memory": lambda model, _: model.share_memory(),
-    "new_data": _new_data,
-    "save_and_load": _save_and_load,
-    "other_layout": _other_layout,
-    "unfreeze": _unfreeze,
-}
-
-
-def optimizer_of(program: Program, model: Any) -> Any:
-    import torch
-
-    kind, parameters = program["optimizer"], list(model.parameters())
-    if kind == "momentum":
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    if kind == "groups":
-        return torch.optim.SGD(
-            [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}], lr=0.1
-        )
-    if kind.startswith("adam"):
-        options = (
-            {"foreach": True} if kind.endswith("foreach") else {"fused": kind.endswith("fused")}
-        )
-        return torch.optim.Adam(parameters, lr=0.02, **options)
-    return torch.optim.SGD(parameters, lr=0.1)
-
+from programs import BATCH, STEPS, Front, Program, Result
+from torch_parts import ACTIONS, LOSSES, MODELS, REPLACING, TOUCHES, optimizer_of
 
 # ---- one loop for all fronts ----
 
@@ -296,11 +35,15 @@ class Setting:
     def forward(self, x: Any) -> Any:
         return self.model(x)
 
-    def rows(self) -> slice:
-        return programs.rows_of(self.rank, self.size)
+    def rows(self, number: int) -> slice:
+        return programs.rows_of(self.rank, self.size, samples_of(self.program, number))
 
     def scaled(self, loss: Any) -> Any:
         return loss
+
+    def whole(self, parameter: Any) -> Any:
+        """Its value, of which this rank may have a part."""
+        return parameter.detach()
 
     def accumulating(self) -> Any:
         """Where a pass that is not the last of its window runs."""
@@ -323,12 +66,18 @@ def windows(program: Program) -> Iterator[list[int]]:
         number += count
 
 
+def samples_of(program: Program, number: int) -> int:
+    """Of this batch; the last one may be smaller, and leave ranks without a sample."""
+    last = sum(len(window) for window in windows(program)) - 1
+    return {"even": BATCH, "uneven": 7, "short": 2}[program["parts"]] if number == last else BATCH
+
+
 def train(setting: Setting) -> Result:
     import torch
 
     program, model, optimizer = setting.program, setting.model, setting.optimizer
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=program["precision"] == "scaler")
-    before = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
+    before = {n: setting.whole(p).clone().numpy() for n, p in model.named_parameters()}
     losses: list[float] = []
 
     def one_pass(number: int) -> Any:
@@ -355,10 +104,7 @@ def train(setting: Setting) -> Result:
             optimizer.zero_grad()
         else:
             optimizer.zero_grad(set_to_none=False)
-    after = {
-        n: p.detach().double().numpy() if p.dtype == torch.float64 else p.detach().numpy()
-        for n, p in model.named_parameters()
-    }
+    after = {n: setting.whole(p).numpy() for n, p in model.named_parameters()}
     buffers = {n: b.numpy() for n, b in model.named_buffers() if b.is_floating_point()}
     told = [each if math.isfinite(each) else -1.0 for each in setting.mean_of(losses)]
     setting.close()
@@ -369,7 +115,7 @@ def train(setting: Setting) -> Result:
 def loss_of(setting: Setting, number: int) -> Any:
     import torch
 
-    program, rows = setting.program, setting.rows()
+    program, rows = setting.program, setting.rows(number)
     x, y = (torch.from_numpy(each[rows]) for each in programs.batch(number))
     weights = torch.arange(BATCH, dtype=torch.float32)[rows] / BATCH
     kind = next(setting.model.parameters()).dtype
@@ -448,6 +194,38 @@ class Ddp(Setting):
         return (told / self.size).tolist()
 
 
+class Fsdp(Setting):
+    """fully_shard: each rank has a part of every parameter."""
+
+    def __init__(self, program: Program) -> None:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__(program)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        options: dict[str, Any] = {"mesh": init_device_mesh("cpu", (self.size,))}
+        if program["options"] == "keep":
+            options["reshard_after_forward"] = False
+        if program["options"] == "layers":
+            for layer in self.model.children():
+                if list(layer.parameters()):
+                    fully_shard(layer, **options)
+        fully_shard(self.model, **options)
+        self.optimizer = optimizer_of(program, self.model)
+
+    def whole(self, parameter: Any) -> Any:
+        return parameter.full_tensor().detach()
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(False)
+        yield
+        self.model.set_requires_gradient_sync(True)
+
+    mean_of = Ddp.mean_of
+
+
 class Global(Setting):
     """GlobalBatch: each batch of its loader is one of the program's."""
 
@@ -463,8 +241,9 @@ class Global(Setting):
             self.optimizer = optimizer_of(program, self.model)
         self.rank = fd.rank()
         self.lay_out()
-        self._numbers = [n for window in windows(program) for n in window]
-        samples = torch.arange(len(self._numbers) * BATCH)
+        self._told: list[float] = []  # losses, each with its weight
+        numbers = [number for window in windows(program) for number in window]
+        samples = torch.arange(sum(samples_of(program, number) for number in numbers))
         loader = torch.utils.data.DataLoader(samples, batch_size=BATCH)
         options: dict[str, Any] = {
             "none": {}, "groups": {"groups": 2}, "sharded": {"sharded_update": True},
@@ -472,22 +251,24 @@ class Global(Setting):
         self._batches = fd.GlobalBatch(loader, self.model, self.optimizer, **options)
         self._left = iter(self._batches)
 
-    def rows(self) -> slice:
+    def rows(self, number: int) -> slice:  # noqa: ARG002
         mine = next(self._left)
-        first = int(mine[0]) % BATCH
+        first = int(mine[0]) % BATCH if len(mine) else 0
         return slice(first, first + len(mine))
 
     def scaled(self, loss: Any) -> Any:
-        return self._batches.scale_loss(loss, "sum" if self.program["loss"] == "sum" else "mean")
+        kind = "sum" if self.program["loss"] == "sum" else "mean"
+        self._told.append(float(self._batches.scale_loss(loss.detach(), kind)))
+        return self._batches.scale_loss(loss, kind)
 
     def close(self) -> None:
         assert next(self._left, None) is None
 
-    def mean_of(self, losses: list[float]) -> list[float]:
+    def mean_of(self, losses: list[float]) -> list[float]:  # noqa: ARG002
         import torch
 
-        op = self.fd.Sum if self.program["loss"] == "sum" else self.fd.Average
-        return self.fd.allreduce(torch.tensor(losses, dtype=torch.float64), op=op).tolist()
+        told = torch.tensor(self._told, dtype=torch.float64)
+        return self.fd.allreduce(told, op=self.fd.Average).tolist()
 
 
 def by(kind: type[Setting]) -> Callable[[Program, bool], Result]:
@@ -505,6 +286,7 @@ COLUMNS: dict[str, list[str]] = {
     "accumulate": ["one", "two", "cut", "no_sync"],
     "precision": ["float32", "scaler"],
     "zero": ["none", "zeros"],
+    "parts": ["even"],
 }
 
 
@@ -569,6 +351,22 @@ def ddp_fits(program: Program) -> bool:
     return has["accumulate"] != "cut" and fits(program)
 
 
+def fsdp_fits(program: Program) -> bool:
+    """Gradients and weights are DTensors, which have no memory of their own to be replaced, and a
+    scaler sees those of its rank alone."""
+    has = dict(program.values)
+    return (
+        has["model"] in ("mlp", "conv", "frozen", "checkpointed", "compiled")
+        and (has["model"], has["options"]) != ("checkpointed", "layers")
+        and has["loss"] != "sum"
+        and has["touch"] not in REPLACING
+        and has["weights"] in ("nothing", "save_and_load")
+        and has["precision"] == "float32"
+        and has["accumulate"] != "cut"
+        and fits(program)
+    )
+
+
 def global_fits(program: Program) -> bool:
     has = dict(program.values)
     return has["accumulate"] == "one" and hook_fits(program)
@@ -596,8 +394,8 @@ def begin_ddp() -> None:
     dist.init_process_group("farandole")
 
 
-def table(*options: str) -> programs.Table:
-    return {**COLUMNS, "options": options}
+def table(*options: str) -> dict[str, list[str]]:
+    return {**COLUMNS, "options": list(options)}
 
 
 FRONTS = {
@@ -608,7 +406,11 @@ FRONTS = {
     "torch.ddp": Front(
         "torch", table("none", "view", "static", "find_unused"), begin_ddp, by(Ddp), ddp_fits
     ),
+    "torch.fsdp": Front(
+        "torch", table("none", "layers", "keep"), begin_ddp, by(Fsdp), fsdp_fits
+    ),
     "torch.global": Front(
-        "torch", table("none", "groups", "sharded"), begin_hook, by(Global), global_fits
+        "torch", table("none", "groups", "sharded") | {"parts": ["even", "uneven", "short"]},
+        begin_hook, by(Global), global_fits,
     ),
 }  # fmt: skip
