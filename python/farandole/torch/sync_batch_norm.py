@@ -200,11 +200,12 @@ def _channels(x: torch.Tensor, per_channel: torch.Tensor) -> torch.Tensor:
     return per_channel.view(1, -1, *(1,) * (x.dim() - 2))
 
 
-def _statistics(x: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean and biased variance per channel, in float64, and the count, over all ranks."""
+def _statistics(x: torch.Tensor, counted: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mean and biased variance per channel, in float64, and the count, over all ranks; of this one
+    nothing if it is not `counted`."""
     channels = x.shape[1]
     mine = torch.zeros(1 + 2 * channels, dtype=torch.float64)
-    count = x.numel() // channels if counts else 0
+    count = x.numel() // channels if counted else 0
     if count > 0:
         dims = [d for d in range(x.dim()) if d != 1]
         var, mean = torch.var_mean(x, dims, correction=0)
