@@ -55,7 +55,7 @@ PYTHON_LAYERS = [
     "_listening _mpi_words _place _plan_size _secret _store",
     "_elastic _mpi _mpi_roll",
     "_mpi_meeting",
-    "_arguments _errors _limits _one_world _plan _watch",
+    "_arguments _errors _limits _numerics _one_world _plan _watch",
     "_endings _hosts _trace cuda",
     "_draw _launch _tune _world_place",
     "_ranks _world",

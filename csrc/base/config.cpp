@@ -214,6 +214,10 @@ const std::vector<Variable>& variables() {
           "when ranks compare checksums of their parameters. first: when training begins; a number "
           "k: also every k steps; off: never",
           {"first", "off"})),
+      agreed(text("FARANDOLE_NUMERICS", &Config::numerics,
+                  "a step that uses gradients of which a rank's is NaN or infinite. warn: says it "
+                  "once and counts them; error: NumericsError on every rank; off: nobody looks",
+                  {"warn", "error", "off"})),
       text("FARANDOLE_LOG", &Config::log_level, "the least severe messages that go to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,

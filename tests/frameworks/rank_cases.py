@@ -9,6 +9,7 @@ fails leaves, and the cases after it have new ranks.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,28 @@ def checking_weights(when: str) -> Iterator[None]:
         yield
     finally:
         del os.environ["FARANDOLE_CHECK_WEIGHTS"]
+
+
+@contextmanager
+def numerics(what: str) -> Iterator[None]:
+    """On a rank: what optimizers made meanwhile do where a gradient is not finite."""
+    os.environ["FARANDOLE_NUMERICS"] = what
+    try:
+        yield
+    finally:
+        del os.environ["FARANDOLE_NUMERICS"]
+
+
+@contextmanager
+def told(count: int, settle: Callable[[], object] = lambda: None) -> Iterator[list[str]]:
+    """So many warnings of gradients that are not finite; their words. `settle`: ends what runs."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+        settle()
+    texts += [str(w.message) for w in caught if "has a gradient that is" in str(w.message)]
+    assert len(texts) == count, texts
 
 
 @contextmanager

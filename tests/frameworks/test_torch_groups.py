@@ -35,7 +35,10 @@ class Mixed(nn.Module):
 
 def buckets_of(optimizer: Any) -> list[list[str]]:
     exchange = optimizer._exchange
-    return [[exchange.names[i] for i, _, _ in items] for _, _, items in exchange.reducer.buckets]
+    names = dict(enumerate(exchange.names))  # but the flag's, which is the last
+    return [
+        [names[i] for i, _, _ in items if i in names] for _, _, items in exchange.reducer.buckets
+    ]
 
 
 def batch(step: int, ranks: int) -> torch.Tensor:

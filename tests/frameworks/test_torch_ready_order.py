@@ -67,9 +67,10 @@ def train(model: nn.Module, optimizer: Any, step: int = 0) -> list[torch.Tensor]
 
 
 def layers_in_buckets(optimizer: Any) -> list[int]:
-    """In the order in which they are launched. Parameter i is layer LAYERS - 1 - i."""
+    """In the order in which they are launched. Parameter i is layer LAYERS - 1 - i; after them
+    comes the flag."""
     buckets = optimizer._exchange.reducer.buckets
-    return [LAYERS - 1 - i for _, _, items in buckets for i, _, _ in items]
+    return [LAYERS - 1 - i for _, _, items in buckets for i, _, _ in items if i < LAYERS]
 
 
 @on_ranks(2, 3)

@@ -86,7 +86,7 @@ def sparse_gradients_are_averaged_with_dense_ones() -> None:
     reducer = optimizer._exchange.reducer
     names = optimizer._exchange.names
     assert {names[i] for i in reducer.left_out} == {"table.weight", "second.weight"}
-    assert sum(n for _, _, items in reducer.buckets for _, _, n in items) == WIDTH * 3 + 3
+    assert sum(n for _, _, items in reducer.buckets for _, _, n in items) == WIDTH * 3 + 4
     assert "2 sparse ones apart" in reducer.describe()
 
 

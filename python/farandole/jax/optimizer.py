@@ -12,6 +12,7 @@ from farandole._arguments import explained
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
+from farandole.jax._finite import FLAG, FiniteCheck, is_looked_at
 from farandole.jax._trees import A_TREE
 from farandole.jax._weights import ArrayWeights, rows_of
 from farandole.jax.ops import titled_allreduce
@@ -123,6 +124,8 @@ def allreduce_gradients(
 
     Raises:
         InvalidArgument: an argument is wrong, or this rank is not in the set.
+        NumericsError: outside ``jit``, with ``FARANDOLE_NUMERICS=error``: some rank's gradient is
+            NaN or infinite. In a program it is the text of a ``JaxRuntimeError``.
 
     Examples:
         >>> fdj.allreduce_gradients({"w": jnp.ones(2)})["w"].tolist()
@@ -131,18 +134,44 @@ def allreduce_gradients(
     _check(op, compression)
     pairs, structure = jax.tree_util.tree_flatten_with_path(gradients)
     leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in pairs}
-    dtypes = {key: leaf.dtype for key, leaf in leaves.items()}
     wire = {key: _compressed(leaf, compression) for key, leaf in leaves.items()}
-    sizes = {key: leaf.size * leaf.dtype.itemsize for key, leaf in wire.items()}
-    for number, keys in enumerate(_buckets(sizes, Limits.of(bucket_bytes, None))):
-        bucket = {key: wire[key] for key in keys}
-        which = f", bucket {number}"
-        named = None if name is None else name + which
-        wire |= titled_allreduce("gradients" + which, bucket, op, named, process_set)
+    check = None
+    if wire and is_looked_at(process_set):
+        check = FiniteCheck(f"gradients of {name or 'an optimizer'}", wire, process_set)
+    wire = reduced_gradients(
+        wire, check, op=op, bucket_bytes=bucket_bytes, name=name, process_set=process_set
+    )
     reduced: _T = jax.tree_util.tree_unflatten(
-        structure, [wire[key].astype(dtypes[key]) for key in leaves]
+        structure, [wire[key].astype(leaf.dtype) for key, leaf in leaves.items()]
     )
     return reduced
+
+
+def reduced_gradients(
+    gradients: dict[Any, Any],
+    check: FiniteCheck | None,
+    *,
+    op: str,
+    bucket_bytes: int | None = None,
+    name: str | None,
+    process_set: ProcessSet,
+) -> dict[Any, Any]:
+    """Arrays by name or number, as they are sent. The flag of `check` goes with the last bucket."""
+    names = {key: key if isinstance(key, str) else f"[{key}]" for key in gradients}
+    keys = {called: key for key, called in names.items()}
+    sizes = {names[key]: leaf.size * leaf.dtype.itemsize for key, leaf in gradients.items()}
+    buckets = _buckets(sizes, Limits.of(bucket_bytes, None)) or [[]]
+    reduced: dict[Any, Any] = {}
+    for number, members in enumerate(buckets):
+        bucket = {called: gradients[keys[called]] for called in members}
+        if check is not None and number == len(buckets) - 1:
+            bucket[FLAG] = check.flag
+        which = f", bucket {number}"
+        named = None if name is None else name + which
+        reduced |= titled_allreduce("gradients" + which, bucket, op, named, process_set)
+    if check is not None:
+        check.judge(reduced.pop(FLAG))
+    return {keys[called]: leaf for called, leaf in reduced.items()}
 
 
 def _check(op: str, compression: Any) -> None:

@@ -126,6 +126,7 @@ class Exchange(ABC):
     def __init__(self, label: str, reduction: Reduction) -> None:
         self.label = label
         self.reduction = reduction
+        self.skips = False  # the present step looks for infinities itself, and is none where it is
 
     @staticmethod  # noqa: B027 - most have nothing to do
     def prepare() -> None:

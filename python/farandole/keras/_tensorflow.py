@@ -77,7 +77,7 @@ class GraphExchange(PlannedExchange):
     ) -> list[Any]:
         members = self.reduction.process_set
         weights = compared(self.label, members, variables, names, BROADCAST, while_traced=True)
-        reduced = self._ops.reduce(gradients, variables, names, weights)
+        reduced = self._ops.reduce(gradients, variables, names, weights, finite=not self.skips)
         return [times(g, self.reduction.passes_factor) for g in reduced]
 
     def updating(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:

@@ -66,8 +66,20 @@ class HookedExchange(Exchange):
             self._hold = self._exchange.held()
             self._hold.__enter__()
 
-    @untraced
     def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
+        reduced = self._reduced(gradients, variables, values)
+        if not self.skips:
+            self._judge()
+        return reduced
+
+    @untraced
+    def _judge(self) -> None:
+        self._exchange.finite.note_use()
+
+    @untraced
+    def _reduced(
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],

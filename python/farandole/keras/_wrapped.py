@@ -80,6 +80,7 @@ class State:
     ) -> list[Any]:
         """`values`: of the variables, where they have none themselves."""
         exchange = self.ready_exchange(optimizer)
+        exchange.skips = not isinstance(optimizer, Distributed)  # one that scales losses
         if not self.local:
             return exchange.reduce(gradients, variables, values)
         result = list(gradients)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -45,14 +46,28 @@ def reduce_all(reduce_op: Any, values: Sequence[Any], packs: Any = 0) -> list[An
         sums = reduce_all(SUM, values, packs)
         return [tf.cast(each / _world.size(), each.dtype) for each in sums]
     with tf.device("/cpu:0"):
-        if len(values) == 1 and not isinstance(values[0], tf.IndexedSlices):
+        if len(values) == 1 and not isinstance(values[0], tf.IndexedSlices) and not _gradients:
             tensor = tensor_from(values[0], "the value to reduce")
             return run(Request("all_reduce", [tensor], op="mean" if mean else "sum"))
         reduction = Reduction(
             Average if mean else Sum, 1.0, Compression.none, False, global_process_set,
             groups=packs or None, label="values of replicas",
         )  # fmt: skip
-        return reduction.reduce(values, values, [f"value {i}" for i in range(len(values))])
+        names = [*_gradients, *(f"value {i}" for i in range(len(_gradients), len(values)))]
+        return reduction.reduce(values, values, names, finite=bool(_gradients))
+
+
+_gradients: list[str] = []
+
+
+@contextmanager
+def gradients_of(names: Sequence[str]) -> Iterator[None]:
+    """What is reduced meanwhile are the gradients of these variables, which a step uses."""
+    _gradients[:] = names
+    try:
+        yield
+    finally:
+        _gradients.clear()
 
 
 def packed(values: Sequence[Any], most: int) -> list[list[Any]]:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 
 from farandole import _world
-from farandole.strategy._collectives import SUM
+from farandole.strategy._collectives import SUM, gradients_of
 from farandole.strategy._extended import as_is
 from farandole.strategy._variables import is_ours
-from farandole.tensorflow._reduction import after
+from farandole.tensorflow._reduction import after, names_of
 
 _REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers, as they update
 _OTHERWISE = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps")
@@ -93,7 +93,10 @@ def _summed(optimizer: Any, gradients: list[Any], variables: Any) -> list[Any]:
     ]
     if there:
         context = tf.distribute.get_replica_context()
-        reduced = context.all_reduce(SUM, [gradients[i] for i in there])
+        names = names_of([variables[i] for i in there])
+        looked = hasattr(optimizer, "inner_optimizer")  # scales losses, looks for infinities itself
+        with nullcontext() if looked else gradients_of(names):
+            reduced = context.all_reduce(SUM, [gradients[i] for i in there])
         for i, each in zip(there, reduced, strict=True):
             gradients[i] = each
     return gradients

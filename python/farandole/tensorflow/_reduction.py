@@ -13,6 +13,7 @@ say so: when a rank compares anew, those of its step before that never came are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ import tensorflow as tf
 from farandole._core import InvalidArgument
 from farandole.common import _reduction
 from farandole.common._labels import without_numbers
+from farandole.common._numerics import FLAG
 from farandole.common._process_set import members_of, number_of
 from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum, core_op
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Request, members_when_run, run, run_all, tensor_from
+from farandole.tensorflow._finite import FiniteCheck, is_looked_at, scales_losses
 from farandole.tensorflow._weights import compared
 from farandole.tensorflow.adasum import adasum_together
 
@@ -81,6 +84,8 @@ class Reduction(_reduction.Reduction):
         variables: Sequence[Any],
         names: Sequence[str],
         weights: AbstractContextManager[None] | None = None,
+        *,
+        finite: bool = False,
     ) -> list[Any]:
         """The reduced gradients; None stays None, on all ranks alike.
 
@@ -90,6 +95,11 @@ class Reduction(_reduction.Reduction):
             names: of the variables.
             weights: compares their values; entered once, where the ranks' models are known to be
                 alike before its end.
+            finite: they are gradients that a step will use, and are looked at.
+
+        Raises:
+            NumericsError: eagerly and by the setting, where some rank's are not finite; in a graph
+                its text is that of the error of an op.
         """
         weights = weights or nullcontext()
         _graph.check_place()
@@ -101,19 +111,44 @@ class Reduction(_reduction.Reduction):
             return all_or_none(self._by_adasum(ours, names, note, weights))
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
+            check, flagged = self._checked(ours, plans, names, finite)
             with weights:
                 results = [run(request) for request, *_ in plans]
         else:
             plans = self._graph_plans(ours, variables, names)
+            check, flagged = self._checked(ours, plans, names, finite)
             opener = Request("barrier", [], f"{self.label} of a step", self._set, note=note)
             agreed = run(opener)[0]
             for request, *_ in plans:
                 request.note = opener.called
             with tf.control_dependencies([agreed]), weights:
                 results = run_all([request for request, *_ in plans])
-        return all_or_none(self._unpacked(ours, plans, results))
+        first = [] if check is None else check.judge(results[flagged][-1])
+        return all_or_none(self._unpacked(ours, plans, results), first)
 
     # ---- in detail ----
+
+    def _checked(
+        self, ours: Sequence[Any], plans: list[_Plan], names: Sequence[str], finite: bool
+    ) -> tuple[FiniteCheck | None, int]:
+        """Puts its flag at the end of the smallest operation of dense gradients, whose number it
+        gives: a large one would be copied for it."""
+        if not finite or self.horovods_op not in (Average, Sum) or not is_looked_at():
+            return None, -1
+        looked: list[tuple[int, Any]] = []
+        for request, places, _, sparse in plans:
+            values = [ours[i].values for i in places] if sparse else request.tensors
+            looked += zip(places, values, strict=False)
+        looked.sort(key=lambda row: row[0])
+        check = FiniteCheck(self.label, names, self.process_set, looked)
+        dense = [at for at, (*_, sparse) in enumerate(plans) if not sparse]
+        if not dense:
+            dense = [len(plans)]
+            plans.append(self._dense_plan(ours, [], f"{self.label}/{FLAG}"))
+        flagged = min(dense, key=lambda at: _size(plans[at][0].tensors))
+        request = plans[flagged][0]
+        request.tensors = [*request.tensors, check.flag]
+        return check, flagged
 
     def _by_adasum(
         self,
@@ -216,11 +251,18 @@ class Reduction(_reduction.Reduction):
         return reduced
 
 
-def all_or_none(gradients: list[Any]) -> list[Any]:
-    """In a graph, where one may come and another fail: each is there once all of them are."""
-    if tf.executing_eagerly() or sum(g is not None for g in gradients) < 2:
+def _size(tensors: Sequence[Any]) -> float:
+    counts = [tensor.shape.num_elements() for tensor in tensors]
+    return math.inf if None in counts else sum(counts)
+
+
+def all_or_none(gradients: list[Any], first: Sequence[Any] = ()) -> list[Any]:
+    """In a graph, where one may come and another fail: each is there once all of them are, and
+    `first`."""
+    there = sum(g is not None for g in gradients)
+    if tf.executing_eagerly() or there + len(first) < 2:
         return gradients
-    with after(gradients):
+    with after(gradients), tf.control_dependencies(first):
         return [None if g is None else _identity(g) for g in gradients]
 
 
@@ -278,7 +320,9 @@ class Local:
         chosen = [variables[i] for i in shared]
         called = [names[i] for i in shared]
         weights = compared(reduction.label, reduction.process_set, chosen, called)
-        reduced = reduction.reduce([gradients[i] for i in shared], chosen, called, weights)
+        reduced = reduction.reduce(
+            [gradients[i] for i in shared], chosen, called, weights, finite=not scales_losses()
+        )
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result if len(shared) == len(result) else all_or_none(result)

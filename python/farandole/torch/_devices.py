@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -58,6 +58,22 @@ def new_empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor if it lies there, else a copy. Waits for it."""
     return tensor.cpu()
+
+
+def read_later(tensor: torch.Tensor) -> Callable[[], float]:
+    """The one number of a tensor, as it is when the work that is in this thread's stream now has
+    completed. Whoever calls what this gives waits for that."""
+    device = tensor.device
+    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    here.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+
+    def read() -> float:
+        event.synchronize()
+        return here.item()
+
+    return read
 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -15,6 +15,7 @@ from farandole.torch._operations import calls
 from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training import worlds
+from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.hooked import Hooked, take_over
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.readers import watch_readers
@@ -34,6 +35,7 @@ class AdasumOptimizer(WrappedOptimizer):
     _compression: type[Compressor]
     _silence: Silence
     _weights: TensorWeights
+    _finite: OwnGradients
     _alone: worlds.Alone | None = None  # in an elastic job
 
     def step(self, closure: Any = None) -> Any:
@@ -47,6 +49,8 @@ class AdasumOptimizer(WrappedOptimizer):
         if closure is None:
             self._silence.refuse()
         self._weights.compare()
+        if closure is None and self._finite.looks:
+            self._finite.judge(self._finite.found())
         parameters = [p for _, p in self._named]
         before = [p.detach().clone() for p in parameters]
         result = super().step() if closure is None else super().step(closure)
@@ -110,6 +114,7 @@ class AdasumOptimizer(WrappedOptimizer):
         parameters = [p for _, p in self._named]
         self._silence = Silence([n for n, _ in reversed(self._named)], parameters)
         self._weights = TensorWeights("Adasum", self._all)
+        self._finite = OwnGradients(self._named)
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
+from farandole.torch._training.finite import FiniteGradients
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.late_gradients import LateGradients
@@ -88,11 +89,16 @@ class GradientExchange(Hooked):
         compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
         super().__init__(named, weights)
         wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
+        self.finite = FiniteGradients(named, reduction.process_set)
+        given, named = named, [*named, *self.finite.named]
+        together = [groups.get(id(p), -1) for _, p in given]
+        together += together[-1:] * (len(named) - len(given))  # the flag goes with the last
+        wires += [compression.compress(p.new_empty(0)) for _, p in self.finite.named]
         self.reducer = _core.Reducer(
             group,
             [
-                (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), groups.get(id(p), -1))
-                for (n, p), (wire, _) in zip(named, wires, strict=True)
+                (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), group_number)
+                for (n, p), (wire, _), group_number in zip(named, wires, together, strict=True)
             ],
             op,
             prescale,
@@ -116,10 +122,11 @@ class GradientExchange(Hooked):
             agreed_strides(group, named),
             sparse,
             OnDevices(self.reducer, named),
+            self.finite,
             compression=compression,
             sparse_as_dense=sparse_as_dense,
         )
-        self._late = LateGradients(f"late gradients {self.reducer.key:x}", named, reduction)
+        self._late = LateGradients(f"late gradients {self.reducer.key:x}", given, reduction)
         watch_weights(self.reducer, weights, line)
         self.reducing = False  # the present pass
         self.is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)

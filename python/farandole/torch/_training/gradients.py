@@ -13,6 +13,7 @@ from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.buckets import Buckets
+from farandole.torch._training.finite import FiniteGradients
 from farandole.torch._training.layouts import Strides, in_order_of
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
@@ -29,6 +30,7 @@ class Gradients:
     Args:
         wires: of each parameter what is sent of no elements of it, and the context.
         strides: of each parameter's gradient; the same on all ranks.
+        finite: looks at them; its flag is the last parameter.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Gradients:
         strides: Sequence[Strides],
         sparse: SparseGradients,
         on_devices: OnDevices,
+        finite: FiniteGradients,
         *,
         compression: type[Compressor],
         sparse_as_dense: bool,
@@ -54,6 +57,8 @@ class Gradients:
         self._sparse = sparse
         self._on_devices = on_devices
         self._there = on_devices.has
+        self._finite = finite
+        self._looks = [finite.looks and p is not finite.flag for p in self._parameters]
         self._strides = strides
         self._buckets = Buckets(reducer, self._parameters, self._dtypes, strides)
         self.learn_places()
@@ -96,6 +101,7 @@ class Gradients:
         self._lent.clear()
         self._taken = [0] * len(self._taken)
         self._on_devices.forget()
+        self._finite.begin()
 
     def missing(self) -> list[int]:
         """Those that this pass did not bring, and that are there."""
@@ -119,6 +125,7 @@ class Gradients:
                 grad = grad.to_dense()
         if i in self._sparse.dims:
             if dims > 0:
+                self._look(i, grad._values())
                 self._sparse.start(i, grad)
             self._mark_ready(i, 0, dims)
             return
@@ -130,9 +137,12 @@ class Gradients:
         if self._compression is not None:
             p.grad = grad
             view = self._buckets.view(i)
-            view.copy_(self._compress(i, grad))
+            wire = self._compress(i, grad)
+            self._look(i, wire)
+            view.copy_(wire)
             self._mark_ready(i, view.data_ptr(), dims)
             return
+        self._look(i, grad)
         alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
         pointer = grad.data_ptr()
         if alike and self._alone[i] and (dims == 0 or self._sparse_as_dense):
@@ -158,10 +168,15 @@ class Gradients:
         wire = grad if self._compression is None else self._compress(i, grad)
         if wire.stride() != self._strides[i] or wire.dtype != self._dtypes[i]:
             wire = _devices.laid_out(wire, self._strides[i], self._dtypes[i])
+        self._look(i, wire)
         self._on_devices.bring(i, wire, dims)
         self._marked[i] = 1
         if self._compression is None:
             self._parameters[i].grad = wire
+
+    def _look(self, i: int, values: torch.Tensor) -> None:
+        if self._looks[i]:
+            self._finite.look(i, values)
 
     def _mark_ready(self, i: int, pointer: int, sparse_dims: int) -> None:
         self._reducer.mark_ready(i, pointer, sparse_dims)
@@ -179,7 +194,10 @@ class Gradients:
         return wire.reshape(grad.shape)
 
     def launch(self) -> None:
-        """When all have been taken. Waits for nobody."""
+        """When all have been taken; may be called again. Waits for nobody."""
+        if self._finite.looks and not self._marked[-1]:
+            self._finite.raise_flag()
+            self.take(len(self._parameters) - 1)
         self._reducer.launch_rest()
         self._sparse.start_rest()
 
@@ -216,6 +234,7 @@ class Gradients:
             self._show(i)
         self._lent.clear()
         self._sparse.drain()  # of what no rank used
+        self._finite.note_reduced()
         return unused
 
     def _show(self, i: int) -> None:

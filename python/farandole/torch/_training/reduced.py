@@ -76,6 +76,9 @@ class ReducedOptimizer(WrappedOptimizer):
     def _reduce_rest(self) -> None:
         if not self._skip:
             self.synchronize()
+        if self._exchange is not None:
+            self._exchange.finite.note_skip(vars(self).get("found_inf"))
+            self._exchange.finite.note_use()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._parts is not None:

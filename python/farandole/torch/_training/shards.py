@@ -18,10 +18,12 @@ from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
+from farandole.common._numerics import Found
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.buckets import Bytes, Place, view_of
 from farandole.torch._training.device_shards import DeviceShards, changed_since, moved_away
+from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import agreed_strides
@@ -93,6 +95,7 @@ class Shards(Hooked):
             self._homes.append(p.data_ptr())
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
+        self._finite = OwnGradients(named, reduction.process_set)
         watch_weights(self.update, weights)
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
@@ -233,12 +236,29 @@ class Shards(Hooked):
             self.silence.refuse()
             present, groups = self._present(), settings()
             self.show_weights(self.update)
+            mine = self._finite.found() if self._finite.looks else None
+        if self._finite.looks and self._finite.numerics.is_error:
+            self._require_finite(present, groups, mine)
+        with self._abandoning():
             self._there.begin(updates=True)
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
         self._passes = 0
         self.update.wait()
         self._there.end()
+        if self._finite.looks and not self._finite.numerics.is_error:
+            self._finite.judge(mine)  # now, when it is known that all ranks have taken the step
+
+    def _require_finite(
+        self, present: bytes, groups: list[_core.HyperParameters], mine: Found | None
+    ) -> None:
+        """Before weights change. By the norm of all ranks' gradients, which hears of ranks that
+        refuse the step."""
+        self._there.begin(updates=False)
+        self.update.begin("norm inf", present, groups, 1.0)
+        self.update.wait()
+        if not self.update.norm < float("inf"):
+            self._finite.report(mine)
 
     def refuse(self, why: InvalidArgument) -> NoReturn:
         self.check_alive()

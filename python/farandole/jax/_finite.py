@@ -1,0 +1,75 @@
+"""Whether gradients are finite: one number that goes with their last bucket.
+
+Sums of gradients are not finite where one of their numbers is not. In a program a branch behind the
+reduction calls back into Python; it runs only where some rank's flag is up, and fails the program
+where that is an error. Derivatives and batches of a reduction are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from farandole.common._numerics import FLAG, INFINITE, NAN, Found, mode, numerics_of
+from farandole.common._process_set import ProcessSet
+from farandole.jax._call import traced
+from farandole.jax._order import group_of_calls
+
+__all__ = ["FLAG", "FiniteCheck", "is_looked_at"]
+
+
+def is_looked_at(process_set: ProcessSet) -> bool:
+    return mode() != "off" and group_of_calls(process_set).size > 1
+
+
+class FiniteCheck:
+    """Of one reduction.
+
+    Args:
+        label: of the gradients.
+        wires: as they are sent, by name.
+    """
+
+    def __init__(self, label: str, wires: Mapping[str, Any], process_set: ProcessSet) -> None:
+        looked = {
+            name: jax.lax.stop_gradient(wire)
+            for name, wire in wires.items()
+            if jnp.issubdtype(wire.dtype, jnp.floating)
+        }
+        self._how = (label, tuple(looked), process_set)
+        sums = [jnp.sum(wire, dtype=jnp.float32) for wire in looked.values()]
+        self._sums = jnp.stack(sums) if sums else jnp.zeros(0)
+        self.flag = jnp.logical_not(jnp.isfinite(jnp.sum(self._sums))).astype(jnp.float32)[None]
+
+    def judge(self, flag: Any) -> None:
+        """Collective where it is up on some rank.
+
+        Raises:
+            NumericsError: outside of programs, by the setting. In a program it is the text of a
+                JaxRuntimeError.
+        """
+        if not traced([flag]):
+            if np.asarray(flag)[0] > 0:
+                self._report(flag, self._sums)
+            return
+
+        def tell() -> None:
+            io_callback(self._report, None, flag, self._sums)
+
+        jax.lax.cond(flag[0] > 0, tell, lambda: None)
+
+    def _report(self, flag: Any, sums: Any) -> None:
+        values = np.asarray(sums)
+        bad = np.flatnonzero(~np.isfinite(values))
+        if np.asarray(flag)[0] == 0:  # of a batch, whose branches all run
+            return
+        mine = None
+        if len(bad):
+            at = int(bad[-1])  # the last layer's gradient comes first
+            mine = Found(at, NAN if np.isnan(values[at]) else INFINITE)
+        numerics_of(*self._how).report(mine)

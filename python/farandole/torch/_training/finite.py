@@ -1,0 +1,182 @@
+"""Whether this rank's gradients are finite, and what the other ranks say of theirs.
+
+The flag (common/_numerics.py) is one more parameter of the reducer, whose gradient is 0 or 1. Where
+parameters lie on a device it lies there too, and the host never waits for it: its value is read in
+the next step. Only FARANDOLE_NUMERICS=error waits, since it must know before weights change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from farandole.common._numerics import FLAG, INFINITE, NAN, Found, Numerics
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.torch import _devices
+
+
+class _Step(NamedTuple):
+    """What a reduction has found."""
+
+    number: int
+    flag: Callable[[], float]  # of all ranks, 0 where all gradients are finite
+    mine: Callable[[], Found | None]
+    waits: bool  # the flag is read from a device
+
+
+class FiniteGradients:
+    """Looks at the gradients of one exchange.
+
+    Args:
+        named: parameters, whose gradients are reduced.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        process_set: ProcessSet,
+    ) -> None:
+        self.numerics = Numerics("gradients", [name for name, _ in named], process_set)
+        self.looks = self.numerics.looks and bool(named)
+        parameters = [p for _, p in named]
+        there = [p for p in parameters if _devices.device_of(p) is not None]
+        place = (there or parameters or [torch.zeros(1)])[-1]
+        self.flag = torch.zeros(1, dtype=place.dtype)
+        self._homes: list[torch.Tensor] = []  # of its gradient on a device, in turn
+        if there:
+            self.flag, *self._homes = [_devices.copied_to(place, self.flag) for _ in range(3)]
+        self._place, self._there = place, bool(there)
+        self._number = 0
+        self._found: Found | None = None  # in this pass
+        self._sums: list[tuple[int, torch.Tensor]] = []  # of those on devices, in this pass
+        self._reduced: _Step | None = None  # and not used yet
+        self._used: _Step | None = None  # and not judged yet, as its flag was on a device
+
+    @property
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """What is reduced besides."""
+        return [(FLAG, self.flag)] if self.looks else []
+
+    # Before gradients are reduced.
+
+    def begin(self) -> None:
+        """A pass that reduces."""
+        if self._there and self.flag.grad is not None:  # of a pass that failed: still written to
+            self._homes[0] = _devices.copied_to(self._place, torch.zeros(1, dtype=self.flag.dtype))
+        self._found = self._reduced = self.flag.grad = None
+        self._sums.clear()
+
+    def look(self, i: int, values: torch.Tensor) -> None:
+        """At the gradient of parameter i, as it is sent."""
+        if self._found is not None:
+            return
+        total = _total(values)
+        if self._there and _devices.device_of(values) is not None:
+            self._sums.append((i, total))
+        elif (kind := _exact_kind(values, total)) is not None:
+            self._found = Found(i, kind)
+
+    def raise_flag(self) -> None:
+        """When this rank has looked at all of its gradients: sets the flag's gradient."""
+        flag = torch.full((1,), float(self._found is not None), device=self.flag.device)
+        if self._sums:
+            totals = [total.to(flag.device, torch.float32) for _, total in self._sums]
+            whole = torch.stack(totals).sum()
+            flag += (whole - whole) != 0
+        flag = flag.to(self.flag.dtype)
+        self.flag.grad = self._homes[0].copy_(flag) if self._there else flag
+
+    # When they are.
+
+    def note_reduced(self) -> None:
+        """The flag's gradient is that of all ranks."""
+        flag, self.flag.grad = self.flag.grad, None
+        if flag is None:
+            return
+        self._number += 1
+        self._homes.reverse()
+        found, sums = self._found, list(self._sums)
+        read = _devices.read_later(flag) if self._there else flag.item
+        self._reduced = _Step(self._number, read, lambda: found or _first(sums), self._there)
+
+    def note_skip(self, found_inf: torch.Tensor | None) -> None:
+        """A step that looks for infinities itself, and leaves out its update where there are."""
+        if found_inf is not None and self._reduced is not None:
+            read, skips = self._reduced.flag, found_inf
+            self._reduced = self._reduced._replace(flag=lambda: 0.0 if skips.item() else read())
+
+    def note_use(self) -> None:
+        """A step is about to use the gradients. Collective if one of them is not finite.
+
+        Raises:
+            NumericsError: by the setting.
+        """
+        step, self._reduced = self._reduced, None
+        if step is not None and step.waits and not self.numerics.is_error:
+            step, self._used = self._used, step
+        if step is not None and step.flag() != 0:
+            self.numerics.report(step.mine() if self.numerics.asks_who else None, step.number)
+
+
+class OwnGradients:
+    """Of a step that does not reduce gradients before it uses them: each rank keeps its own until
+    then. Looks where they lie on the host; on devices only for an error, as this waits for them."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        self.numerics = Numerics("gradients", [name for name, _ in named], process_set)
+        self._parameters = [
+            p if self.numerics.is_error or _devices.device_of(p) is None else None for _, p in named
+        ]
+        self.looks = self.numerics.looks  # alike on ranks whose parameters lie on devices
+        self._number = 0
+
+    def found(self) -> Found | None:
+        """Of this rank, now."""
+        self._number += 1
+        for i, p in enumerate(self._parameters):
+            if p is not None and p.grad is not None:
+                values = p.grad.detach()
+                values = values._values() if values.is_sparse else values
+                kind = _exact_kind(values, _total(values))
+                if kind is not None:
+                    return Found(i, kind)
+        return None
+
+    def judge(self, mine: Found | None) -> None:
+        """Collective, in every step. Raises NumericsError by the setting."""
+        if self.numerics.on_any_rank(mine is not None):
+            self.report(mine)
+
+    def report(self, mine: Found | None) -> None:
+        """Collective, in a step where some rank has one."""
+        self.numerics.report(mine, self._number)
+
+
+def _total(values: torch.Tensor) -> torch.Tensor:
+    """Finite where all of them are, unless their sum overflows."""
+    return values.sum(dtype=torch.float32) if values.dtype == torch.float16 else values.sum()
+
+
+def _exact_kind(values: torch.Tensor, total: torch.Tensor) -> int | None:
+    if _kind(total) is None or bool(torch.isfinite(values).all()):
+        return None
+    return NAN if bool(torch.isnan(values).any()) else INFINITE
+
+
+def _kind(total: torch.Tensor) -> int | None:
+    number = total.item()
+    return None if number - number == 0 else NAN if number != number else INFINITE
+
+
+def _first(sums: Sequence[tuple[int, torch.Tensor]]) -> Found | None:
+    for i, total in sums:
+        kind = _kind(total)
+        if kind is not None:
+            return Found(i, kind)
+    return None

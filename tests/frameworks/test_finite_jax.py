@@ -1,0 +1,80 @@
+"""A gradient that is NaN or infinite on one rank, by JAX: in programs and outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
+pytest.importorskip("optax", reason="optax is not installed")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rank_cases import make_tests, numerics, on_ranks, told
+
+import farandole as fd
+import farandole.jax as fdj
+
+
+def make(name: str, *, program: bool) -> Callable[[float], Any]:
+    """A step, in which a gradient has that number."""
+    optimizer = fdj.distributed(optax.sgd(0.5), name=name, bucket_bytes=16)
+    params = {"a": jnp.ones(8), "b": jnp.ones((2, 3), jnp.bfloat16), "c": jnp.ones(4)}
+    state = optimizer.init(params)
+
+    def step(number: Any) -> Any:
+        gradients = {**params, "b": params["b"].at[1, 1].set(number)}
+        return optimizer.update(gradients, state, params)[0]
+
+    chosen: Any = jax.jit(step) if program else step
+    return lambda number: jax.block_until_ready(chosen(jnp.bfloat16(number)))
+
+
+def mine(bad: float) -> float:
+    return bad if fdj.rank() == fdj.size() - 1 else 1.0
+
+
+@on_ranks(2, 3)
+def it_is_told_once_and_counted() -> None:
+    for program in False, True:
+        for bad, word in (math.nan, "NaN"), (-math.inf, "infinite"):
+            step = make(f"model {program} {word}", program=program)
+            before = fd.nonfinite_steps()
+            assert np.array_equal(step(1.0)["a"], np.full(8, -0.5))
+            step(1.0)
+            assert fd.nonfinite_steps() == before
+            with told(fdj.rank() in (0, fdj.size() - 1), jax.effects_barrier) as texts:
+                for _ in range(3):
+                    step(mine(bad))
+            assert fd.nonfinite_steps() == before + 3
+            for text in texts:
+                assert f"rank {fdj.size() - 1} has a gradient that is {word}: '['b']'" in text
+
+
+@on_ranks(2)
+def it_is_an_error_on_every_rank() -> None:
+    with numerics("error"):
+        for program in False, True:
+            step = make(f"wrong model {program}", program=program)
+            step(1.0)
+            with pytest.raises((fd.NumericsError, jax.errors.JaxRuntimeError)) as caught:
+                step(mine(math.nan))
+            assert "rank 1 has a gradient that is NaN: '['b']'" in str(caught.value)
+    fdj.recover()
+
+
+@on_ranks(2)
+def nobody_looks_where_it_is_off() -> None:
+    with numerics("off"), told(0):
+        for program in False, True:
+            before = fd.nonfinite_steps()
+            make(f"any model {program}", program=program)(mine(math.nan))
+            assert fd.nonfinite_steps() == before
+
+
+test_on_ranks = make_tests(__name__, "jax")
