@@ -61,21 +61,23 @@ class Buckets:
     ) -> None:
         self._reducer, self._parameters, self._dtypes = reducer, parameters, dtypes
         self._strides = strides
-        self._places: list[Place] = []
+        self.places: list[Place] = []
         self._bytes = Bytes()
         self._views: list[torch.Tensor | None] = []
+        self._whole: dict[int, torch.Tensor] = {}
         self.addresses = [0] * len(parameters)  # of views that were made
 
     def forget(self) -> None:
         """Before they move. Views that users see keep their memory."""
         self._views.clear()
+        self._whole.clear()
         self._bytes = Bytes()
 
     def learn(self, needed: Iterable[int]) -> None:
         """Where they are now. The views of `needed` are made at once: not in the middle of a step;
         others, of large parameters, when they are needed."""
         self.forget()
-        self._places = [Place(*place) for place in self._reducer.places]
+        self.places = [Place(*place) for place in self._reducer.places]
         self._views = [None] * len(self._parameters)
         for i in needed:
             self.view(i)
@@ -88,13 +90,21 @@ class Buckets:
         """The gradient's place. No program gets it: see Note [Who has a view of a bucket]."""
         view = self._views[i]
         if view is None:
-            bucket, offset = self._places[i]
+            bucket, offset = self.places[i]
             whole = self._bytes.whole(bucket, self._reducer.memory)
             memory, p = whole[offset:], self._parameters[i]
             view = view_of(memory, p, self._dtypes[i], self._strides[i])
             self._views[i] = view
             self.addresses[i] = view.data_ptr()
         return view
+
+    def whole(self, i: int) -> torch.Tensor:
+        """All that stands in the bucket of parameter i, whose dtype is that of all of it."""
+        known = self._whole.get(i)
+        if known is None:
+            bucket = self._bytes.whole(self.places[i].bucket, self._reducer.memory)
+            known = self._whole[i] = bucket[: len(bucket) // 8 * 8].view(self._dtypes[i])
+        return known
 
     def alias(self, i: int) -> torch.Tensor:
         """A new tensor over the gradient's place, for the program."""

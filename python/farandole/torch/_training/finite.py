@@ -47,7 +47,7 @@ class FiniteGradients:
         self._homes: list[torch.Tensor] = []  # of its gradient on a device, in turn
         if there:
             self.flag, *self._homes = [_devices.copied_to(place, self.flag) for _ in range(3)]
-        self._place, self._there = place, bool(there)
+        self._place, self.is_there = place, bool(there)
         self._number = 0
         self._found: Found | None = None  # in this pass
         self._sums: list[tuple[int, torch.Tensor]] = []  # of those on devices, in this pass
@@ -63,7 +63,7 @@ class FiniteGradients:
 
     def begin(self) -> None:
         """A pass that reduces."""
-        if self._there and self.flag.grad is not None:  # of a pass that failed: still written to
+        if self.is_there and self.flag.grad is not None:  # of a pass that failed: still written to
             self._homes[0] = _devices.copied_to(self._place, torch.zeros(1, dtype=self.flag.dtype))
         self._found = self._reduced = self.flag.grad = None
         self._sums.clear()
@@ -73,33 +73,43 @@ class FiniteGradients:
         if self._found is not None:
             return
         total = _total(values)
-        if self._there and _devices.device_of(values) is not None:
+        if self.is_there and _devices.device_of(values) is not None:
             self._sums.append((i, total))
         elif (kind := _exact_kind(values, total)) is not None:
             self._found = Found(i, kind)
 
-    def raise_flag(self) -> None:
-        """When this rank has looked at all of its gradients: sets the flag's gradient."""
+    def look_at_bucket(self, values: torch.Tensor) -> bool:
+        """Whether all is finite in the bucket that waits for the flag, with one look at it."""
+        return self._found is not None or _kind(torch.dot(values, values)) is None
+
+    @property
+    def is_up(self) -> bool:
+        """This rank's flag, when it has looked at all of its gradients, which lie on the host."""
+        return self._found is not None
+
+    def raise_there(self) -> None:
+        """Sets the flag's gradient, on a device."""
         flag = torch.full((1,), float(self._found is not None), device=self.flag.device)
         if self._sums:
             totals = [total.to(flag.device, torch.float32) for _, total in self._sums]
             whole = torch.stack(totals).sum()
             flag += (whole - whole) != 0
-        flag = flag.to(self.flag.dtype)
-        self.flag.grad = self._homes[0].copy_(flag) if self._there else flag
+        self.flag.grad = self._homes[0].copy_(flag)
 
     # When they are.
 
-    def note_reduced(self) -> None:
-        """The flag's gradient is that of all ranks."""
-        flag, self.flag.grad = self.flag.grad, None
-        if flag is None:
-            return
+    def note_reduced(self, flag: torch.Tensor) -> None:
+        """The flag is that of all ranks."""
         self._number += 1
-        self._homes.reverse()
         found, sums = self._found, list(self._sums)
-        read = _devices.read_later(flag) if self._there else flag.item
-        self._reduced = _Step(self._number, read, lambda: found or _first(sums), self._there)
+        if not self.is_there:
+            if flag.item() != 0:
+                self._reduced = _Step(self._number, lambda: 1.0, lambda: found, waits=False)
+            return
+        self.flag.grad = None
+        self._homes.reverse()
+        read = _devices.read_later(flag)
+        self._reduced = _Step(self._number, read, lambda: found or _first(sums), waits=True)
 
     def note_skip(self, found_inf: torch.Tensor | None) -> None:
         """A step that looks for infinities itself, and leaves out its update where there are."""

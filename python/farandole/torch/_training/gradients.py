@@ -19,6 +19,8 @@ from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch.compression import Compression, Compressor
 
+_WIDE = (torch.float32, torch.float64)  # their sums of squares seldom overflow
+
 
 class Gradients:
     """``p.grad`` becomes a view of the bucket, except where gradients are compressed, and where
@@ -58,7 +60,6 @@ class Gradients:
         self._on_devices = on_devices
         self._there = on_devices.has
         self._finite = finite
-        self._looks = [finite.looks and p is not finite.flag for p in self._parameters]
         self._strides = strides
         self._buckets = Buckets(reducer, self._parameters, self._dtypes, strides)
         self.learn_places()
@@ -83,6 +84,22 @@ class Gradients:
             and i not in self._sparse.dims
             and not self._there[i]
         )
+        self._learn_looks()
+
+    def _learn_looks(self) -> None:
+        """Which gradients are looked at one by one. What lies in the bucket of the flag, which is
+        not reduced before that is there, is looked at together."""
+        finite, places = self._finite, self._buckets.places
+        self._looks = [finite.looks and p is not finite.flag for p in self._parameters]
+        self._beside: list[int] = []
+        if finite.looks and not finite.is_there and finite.flag.dtype in _WIDE:
+            self._beside = [
+                i
+                for i, (bucket, _) in enumerate(places[:-1])
+                if bucket == places[-1].bucket and i not in self._sparse.dims and not self._there[i]
+            ]
+        for i in self._beside:
+            self._looks[i] = False
 
     # To the reducer.
 
@@ -196,10 +213,22 @@ class Gradients:
     def launch(self) -> None:
         """When all have been taken; may be called again. Waits for nobody."""
         if self._finite.looks and not self._marked[-1]:
-            self._finite.raise_flag()
-            self.take(len(self._parameters) - 1)
+            self._raise_flag()
         self._reducer.launch_rest()
         self._sparse.start_rest()
+
+    def _raise_flag(self) -> None:
+        flag = len(self._parameters) - 1
+        if self._there[flag]:
+            self._finite.raise_there()
+            self.take(flag)
+            return
+        if self._beside and not self._finite.look_at_bucket(self._buckets.whole(flag)):
+            for i in self._beside:
+                if self._marked[i]:  # else older numbers stand there
+                    self._finite.look(i, self._buckets.view(i))
+        self._buckets.view(flag).fill_(self._finite.is_up)
+        self._mark_ready(flag, self._buckets.addresses[flag], 0)
 
     def abandon(self) -> None:
         """Tells the other ranks that there is no step, and forgets all gradients: they are
@@ -227,14 +256,18 @@ class Gradients:
         self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
         used: list[int] = []
         unused: list[int] = []
-        for i in range(len(self._parameters)):
+        flags = int(self._finite.looks)
+        for i in range(len(self._parameters) - flags):
             (used if self._reducer.used(i) else unused).append(i)
-        self._on_devices.take_back(used)
+        there = flags and self._there[-1]
+        self._on_devices.take_back([*used, len(self._parameters) - 1] if there else used)
         for i in used:
             self._show(i)
         self._lent.clear()
         self._sparse.drain()  # of what no rank used
-        self._finite.note_reduced()
+        if flags:
+            flag = len(self._parameters) - 1
+            self._finite.note_reduced(self._reduced(flag) if there else self._buckets.view(flag))
         return unused
 
     def _show(self, i: int) -> None:
