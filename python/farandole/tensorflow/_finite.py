@@ -28,7 +28,7 @@ def is_looked_at() -> bool:
 def scales_losses() -> bool:
     """Whether the program's losses may be scaled, so that infinities are no fault: what uses the
     gradients looks for them. A tape does not see who does."""
-    keras = sys.modules.get("keras")
+    keras: Any = sys.modules.get("keras")
     policy = keras.mixed_precision.global_policy() if hasattr(keras, "mixed_precision") else None
     return getattr(policy, "compute_dtype", None) == "float16"
 

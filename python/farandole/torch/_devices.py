@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -66,12 +67,12 @@ def read_later(tensor: torch.Tensor) -> Callable[[], float]:
     device = tensor.device
     here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     here.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
 
     def read() -> float:
         event.synchronize()
-        return here.item()
+        return float(here.item())
 
     return read
 
