@@ -211,8 +211,8 @@ const std::vector<Variable>& variables() {
           "any. off: none. Otherwise a file that `farandole tune` has written"),
       agreed(choice_or_count(
           "FARANDOLE_CHECK_WEIGHTS", &Config::check_weights,
-          "when ranks compare checksums of their parameters. first: when training begins; a number "
-          "k: also every k steps; off: never",
+          "when ranks compare checksums of their parameters. A number k: when training begins, and "
+          "every k steps (docs/benchmarks.md says why 2000); first: when it begins; off: never",
           {"first", "off"})),
       agreed(text("FARANDOLE_NUMERICS", &Config::numerics,
                   "a step that uses gradients of which a rank's is NaN or infinite. warn: says it "

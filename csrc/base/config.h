@@ -30,7 +30,7 @@ struct Config {
   size_t device_bucket_bytes = 32 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES
   size_t staged_piece_bytes = 4 << 20;    // FARANDOLE_STAGED_PIECE_BYTES
   std::string tuning = "auto";            // FARANDOLE_TUNING: auto, kept, off, a file
-  std::string check_weights = "first";    // FARANDOLE_CHECK_WEIGHTS: first, off, a number
+  std::string check_weights = "2000";     // FARANDOLE_CHECK_WEIGHTS: first, off, a number
   std::string numerics = "warn";          // FARANDOLE_NUMERICS: warn, error, off
   std::string log_level = "warning";      // FARANDOLE_LOG
   std::string trace;                      // FARANDOLE_TRACE

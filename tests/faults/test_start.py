@@ -109,7 +109,11 @@ def test_two_first_ranks(spawn: Spawn) -> None:
     assert any("another rank 0 of the job" in o.verdict for o in outcomes)
 
 
-SHARED = {"LEVEL": ("canonical", "fast"), "CHECK_WEIGHTS": ("first", "off")}
+SHARED = {
+    "LEVEL": ("canonical", "fast"),
+    "CHECK_WEIGHTS": ("first", "off"),
+    "NUMERICS": ("warn", "error"),
+}
 
 
 @pytest.mark.parametrize("setting", SHARED)

@@ -94,7 +94,7 @@ def test_what_comes_apart_later_is_said_with_its_steps() -> None:
 
 
 def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert period() == float("inf")
+    assert period() == 2000
     for text, steps in [("first", float("inf")), ("off", None), ("1", 1), ("250", 250)]:
         monkeypatch.setenv("FARANDOLE_CHECK_WEIGHTS", text)
         assert period() == steps

@@ -58,7 +58,8 @@ def DistributedOptimizer(
 
     As the first gradients have been reduced, ranks compare checksums of the optimizer's parameters:
     ``backward()`` (with Adasum and a sharded update ``step()``) raises ``Mismatch`` on every rank
-    where they start from different ones. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
+    where they start from different ones, and where they have come to differ every 2000 steps
+    later. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
 
     A parameter has one DistributedOptimizer: where one that is alive has it already, the new one
     takes over, and stepping with the older one is an error.
@@ -66,6 +67,9 @@ def DistributedOptimizer(
     The optimizer stays the same object, of a child class with its class' name: its state, LR
     schedulers, ``isinstance`` and ``state_dict()`` go on working. Where there is one rank, nothing
     else changes.
+
+    Where a gradient is NaN or infinite on some rank, ``step()`` warns once, naming rank and tensor,
+    or raises ``NumericsError`` on every rank, as ``FARANDOLE_NUMERICS`` says.
 
     In an elastic job making it exchanges nothing: it reduces inside of ``elastic.run``, in one
     world after another, and to step elsewhere is an error.
