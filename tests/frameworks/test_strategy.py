@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from keras_model_cases import BATCH, CLOSE, N, X, Y, assert_close, assert_same_bits, compiled, net
 from keras_work import Late, keras
-from rank_cases import make_tests, on_ranks, raises
+from rank_cases import make_tests, on_ranks, raises, told
 
 import farandole as fd
 import grid
@@ -845,6 +845,29 @@ def checkpoints_are_written_once_and_restored() -> None:
     missing: type[Exception] = Exception if fd.rank() == 0 else fd.InvalidArgument
     with raises(missing):
         checkpoint.write("/proc/none/checkpoint")
+
+
+@on_ranks(2)
+def a_gradient_that_is_not_finite_is_told_in_a_loop() -> None:
+    strategy = mirrored()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="lay")])
+        optimizer = keras.optimizers.SGD(0.01)
+
+    def replica(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    step = tf.function(lambda x: strategy.run(replica, args=(x,)))
+    before = fd.nonfinite_steps()
+    step(tf.ones((2, 2)))
+    assert fd.nonfinite_steps() == before
+    with told(1) as texts:
+        step(tf.fill((2, 2), np.float32(np.nan if fd.rank() == 1 else 1.0)))
+    assert fd.nonfinite_steps() == before + 1
+    assert "rank 1 has a gradient that is NaN: 'sequential/lay/kernel'" in texts[0]
 
 
 test_on_ranks = make_tests(

@@ -127,7 +127,7 @@ class Numerics:
         )
         error = NumericsError(
             f"rank {first} has a gradient that is {_KINDS[kind]}{when}: '{name}'\n"
-            f"  evidence: ranks looked at their own {self._label} before these were reduced: "
+            "  evidence: ranks looked at their own gradients before these were reduced: "
             f"{given}\n"
             "  advice: look at that rank's input. FARANDOLE_NUMERICS=error ends training in such a "
             "step, before weights change; warn says it once and counts steps "
