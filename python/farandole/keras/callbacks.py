@@ -20,6 +20,7 @@ from farandole._arguments import checked, printable
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, compare
 from farandole.keras._bases import Callback, ModelCheckpoint
+from farandole.keras._exchange import rows_of
 from farandole.keras._learning_rate import set_learning_rate
 from farandole.keras._xla import say_without
 from farandole.keras.elastic import (
@@ -54,8 +55,8 @@ class _Callback(Callback):
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """All ranks begin with the root's weights and optimizer state, as `fit` begins; where a model
-    makes its variables in the first batch, after that.
+    """All ranks begin with the root's weights and optimizer state, as `fit` begins; those that the
+    first batch makes follow after it.
 
     Args:
         root_rank: whose.
@@ -78,9 +79,14 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._begun = False
-        self._pending = not all(allgather_object(bool(self.model.built), "built models"))
+        mine = bool(self.model.built), rows_of(self._shared(self.model.weights))
+        theirs = allgather_object(mine, "built models")
+        self._pending = not all(built for built, _ in theirs)
+        # A class of the user's own is not built before its first batch, but its layers may be.
         if not self._pending:
             self._broadcast()
+        elif all(rows == theirs[0][1] for _, rows in theirs):
+            broadcast_variables(self._shared(self.model.weights), self.root_rank)
 
     # Not at the end of the first batch: Keras then waits for the results of every one.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -97,10 +103,12 @@ class BroadcastGlobalVariablesCallback(_Callback):
         model, optimizer = self.model, self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)  # TensorFlow leaves it to the first batch
-        local = {id(v) for v in self.local_variables}
         state = optimizer.variables if optimizer is not None else []
-        shared = [v for v in [*model.weights, *state] if id(v) not in local]
-        broadcast_variables(shared, self.root_rank)
+        broadcast_variables(self._shared([*model.weights, *state]), self.root_rank)
+
+    def _shared(self, variables: list[Any]) -> list[Any]:
+        local = {id(v) for v in self.local_variables}
+        return [v for v in variables if id(v) not in local]
 
 
 class MetricAverageCallback(_Callback):
