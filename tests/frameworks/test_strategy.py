@@ -615,6 +615,11 @@ def variables_are_what_their_synchronization_says() -> None:
     assert float(owns_mean.read_value()) == 1.0
     own.assign(6.0)  # 2 on each
     assert float(strategy.experimental_local_results(own)[0]) == 2.0
+    assert np.array(own) == np.asarray(own, np.float64) == 6.0
+    with strategy.scope():
+        rows = tf.Variable([1.0, 2.0], synchronization=ways.ON_READ, aggregation=kinds.SUM)
+    assert tf.gather(rows, [1]).numpy() == [6.0]
+    assert tf.gather_nd(rows, [[1]]).numpy() == [6.0]
     assert len(set(strategy.gather(tf.reshape(later[0], [1]), axis=0).numpy().tolist())) == 1
     with raises(ValueError, "NONE"), strategy.scope():
         tf.Variable(0.0, synchronization=ways.NONE)

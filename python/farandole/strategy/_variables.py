@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values as tf_values  # private, as is all of `extended`
@@ -27,10 +28,13 @@ def _written_by_one(own: Any, variable: Any, update: Any, value: Any, options: A
     return result
 
 
-class _Scalar:
-    """Numbers for the program, as plain variables are: ``float(optimizer.learning_rate)``."""
+class _Plain:
+    """Read by Python and numpy as plain variables are: ``float(optimizer.learning_rate)``."""
 
     numpy: Callable[[], Any]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype)
 
     def __float__(self) -> float:
         return float(self.numpy())
@@ -39,7 +43,7 @@ class _Scalar:
         return int(self.numpy())
 
 
-class MirroredVariable(_Scalar, tf_values.MirroredVariable):  # type: ignore[misc]
+class MirroredVariable(_Plain, tf_values.MirroredVariable):  # type: ignore[misc]
     """One whose writes keep it alike on all replicas, unless its aggregation is NONE."""
 
     def _update_replica(self, update_fn: Any, value: Any, **options: Any) -> Any:
@@ -49,7 +53,7 @@ class MirroredVariable(_Scalar, tf_values.MirroredVariable):  # type: ignore[mis
         return _written_by_one(own, self, update_fn, value, options)
 
 
-class SyncOnReadVariable(_Scalar, tf_values.SyncOnReadVariable):  # type: ignore[misc]
+class SyncOnReadVariable(_Plain, tf_values.SyncOnReadVariable):  # type: ignore[misc]
     """One that each replica writes by itself, and that is reduced where it is read."""
 
     _held: Any = None  # what is read meanwhile
@@ -62,6 +66,14 @@ class SyncOnReadVariable(_Scalar, tf_values.SyncOnReadVariable):  # type: ignore
 
     def _get_cross_replica(self) -> Any:
         return super()._get_cross_replica() if self._held is None else self._held
+
+    # TensorFlow would look these up in this process' variable.
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        return tf.gather(self.read_value(), indices, name=name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        return tf.gather_nd(self.read_value(), indices, name=name)
 
     def hold(self) -> None:
         """Collective: until `let_go`, this is what is read."""
