@@ -268,7 +268,7 @@ def fits(program: Program, backend: str) -> bool:
     # There is nothing to weigh but the one number.
     if has["loss"] in parts.OF_ONE_NUMBER and (weights != "none" or model == "masked"):
         return False
-    # Only TensorFlow has gradients of losses that are not one number.
+    # Only TensorFlow has gradients of losses that are not one number, which Keras adds to none.
     if has["loss"] == "none" and (backend != "tensorflow" or model in ("add_loss", "tied")):
         return False
     # An infinity is in the statistics of the batch, or is masked as if it were a number.

@@ -25,8 +25,10 @@ def own_step(inner: Any) -> Any:
 
 
 def _measured(model: Any, loss: Any, x: Any, y: Any, out: Any, weights: Any) -> Any:
+    import keras
+
     model._loss_tracker.update_state(loss, sample_weight=x.shape[0])
-    return {"own": loss} | model.compute_metrics(x, y, out, sample_weight=weights)
+    return {"own": keras.ops.mean(loss)} | model.compute_metrics(x, y, out, sample_weight=weights)
 
 
 def _tensorflow_step(self: Any, data: Any) -> Any:
@@ -43,7 +45,7 @@ def _tensorflow_step(self: Any, data: Any) -> Any:
     self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
     loss = unscale_loss_for_distribution(loss)  # as Keras' own step does, of a strategy's share
     self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
-    return {"own": loss} | self.compute_metrics(x, y, out, sample_weight=weights)
+    return {"own": tf.reduce_mean(loss)} | self.compute_metrics(x, y, out, sample_weight=weights)
 
 
 def _torch_step(self: Any, data: Any) -> Any:

@@ -279,13 +279,6 @@ def metrics_whose_result_is_their_state_are_of_all_ranks() -> None:
     compare(shared(**options()), fit, **options())
 
 
-@on_ranks(2)
-def a_loss_that_leaves_its_reduction_open_is_refused() -> None:
-    model = shared(loss=keras.losses.MeanSquaredError(reduction=None))
-    with raises(fd.InvalidArgument, "reduction=None"):
-        model.fit(X, Y, verbose=0)
-
-
 # ---- other kinds of data ----
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from farandole.keras._global.steps import running
+from farandole.keras._global.steps import LEFT_OPEN, running
 
 
 @cache
@@ -47,7 +47,7 @@ def _learn_of_losses() -> None:
     @wraps(own)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         steps = running()
-        if steps is not None and self.reduction != "sum":
+        if steps is not None and self.reduction not in ("sum", *LEFT_OPEN):
             steps.knows_loss = True
         return own(self, *args, **kwargs)
 

@@ -8,6 +8,7 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
     the same, outputs with a mask        what the mask has    (mine / count) / (all ranks' / total)
     mean_with_sample_weight              sum of the weights   likewise
     sum                                  1                    total / count
+    none: a loss for each sample         1                    total / count, in Steps.scaled
     any, one number for all samples      not known            of the whole batch: whole_losses.py
 
 The third column's sums over ranks are one collective of one number, per output and step, within it.
@@ -24,7 +25,7 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.keras._global.steps import Steps
+from farandole.keras._global.steps import LEFT_OPEN, Steps
 from farandole.keras._global.sums import sum_over_ranks
 from farandole.keras._global.whole_losses import gives_one_number, is_by_itself, of_all_ranks
 
@@ -59,14 +60,9 @@ class _SharedLoss:
         self._reduction = getattr(own, "reduction", "sum_over_batch_size")
         # Whether it gives one number for all samples; None until it is called.
         self._is_one_number = True if is_by_itself(own) else None
-        if self._reduction in (None, "none") and _world.size() > 1:
-            raise InvalidArgument(
-                f"loss {getattr(own, 'name', own)} has reduction=None, which leaves open what the "
-                "loss of a batch is\n  advice: use reduction='sum_over_batch_size' or 'sum'"
-            )
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        self._steps.knows_loss = True
+        self._steps.knows_loss |= self._reduction not in LEFT_OPEN
         if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
             return self._own(y_true, y_pred, sample_weight)
         if self._is_one_number is None:
@@ -95,6 +91,8 @@ class _SharedLoss:
         count, total = self._steps.count_and_total()
         if self._reduction == "sum":
             return total / count
+        if self._reduction in LEFT_OPEN:
+            return None
         mask = _mask_of(y_pred)
         if self._reduction != "mean_with_sample_weight":
             sample_weight = None  # it is no part of the divisor

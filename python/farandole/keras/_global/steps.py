@@ -38,6 +38,7 @@ from farandole.data._logical import Block
 
 _BATCH, _SHARE, _TOTAL = "farandole batch", "farandole share", "farandole total"
 OUTPUTS = "farandole outputs"
+LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sample
 
 
 def marked(batch: Any, share: Any) -> tuple[dict[str, Any]]:
@@ -104,7 +105,7 @@ class Steps:
         """Whether this rank has samples in the batch."""
         return self.share[0, 0] > 0
 
-    def _weight(self, dtype: Any) -> Any:
+    def weight(self, dtype: Any) -> Any:
         """Of this rank's samples."""
         # The gradients of logical ranks are summed, those of ranks averaged.
         ranks = _world.size() if self.block is None else 1
@@ -112,12 +113,16 @@ class Steps:
         return share[0, 0] * ranks / share[0, 1]
 
     def scaled(self, loss: Any) -> Any:
+        """Of a loss for each sample TensorFlow's gradient is that of their sum, not of their
+        mean."""
         self.knows_loss = True
-        if self.share is None or self.weighs_gradients:
+        if self.share is None:
             return loss
-        return loss * keras.ops.cast(
-            self._weight("float32"), keras.backend.standardize_dtype(loss.dtype)
-        )
+        weight = 1.0 if self.weighs_gradients else self.weight("float32")
+        if len(loss.shape) > 0:
+            count, total = self.count_and_total()
+            weight = weight * total / count
+        return loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype))
 
     def weighed(self, gradients: Iterable[Any]) -> list[Any]:
         """As an optimizer gets them. On PyTorch they have their weight already, by `hooked`."""
@@ -150,12 +155,12 @@ class Steps:
             return type(gradient)(values, gradient.indices, gradient.dense_shape)
         dtype = keras.backend.standardize_dtype(gradient.dtype)
         exact = dtype if dtype == "float64" else "float32"
-        return keras.ops.cast(keras.ops.cast(gradient, exact) * self._weight(exact), dtype)
+        return keras.ops.cast(keras.ops.cast(gradient, exact) * self.weight(exact), dtype)
 
     @contextmanager
     def hooked(self, variables: Iterable[Any]) -> Iterator[None]:
         """On PyTorch, where gradients are reduced while autograd computes others."""
-        weight = float(self._weight("float64"))
+        weight = float(self.weight("float64"))
         hooks: list[Any] = []
         if self.weighs_gradients and weight != 1.0:
             hooks += [v.value.register_hook(lambda gradient: gradient * weight) for v in variables]
