@@ -43,6 +43,14 @@ ONCE_WRONG = [
     # The first batch of a class that is not built before it met each rank's own weights.
     "front=keras.horovod_tensorflow model=own_step",
     "front=keras.horovod_tensorflow model=gan",
+    # A metric's result was this rank's variable.
+    "front=strategy.fit metrics=own_state",
+    # A loss for each sample was refused.
+    "front=keras.model_tensorflow loss=none model=own_step",
+    "front=strategy.fit loss=none batches=uneven",
+    # Numbers that a step returns were not weighed by samples.
+    "front=keras.model_tensorflow model=own_step batches=one metrics=true_positives",
+    "front=keras.model_jax model=own_step batches=one metrics=precision",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.own_logs import Results, is_own, of_part
 from farandole.keras._global.steps import Steps, marked_outputs, total_of, unmarked
 
 
@@ -35,19 +36,27 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         on_torch = keras.backend.backend() == "torch"
         return steps.hooked(model.trainable_variables) if on_torch else nullcontext()
 
+    def own_logs(logs: Any) -> Results | None:
+        return of_part(logs, model.get_metrics_result, steps)
+
     def train_step(data: Any) -> Any:
         batch, share = unmarked(data)
         if share is None:
             return own_train(data)
-        with changing(share), weighing():
-            return own_train(batch)
+        with changing(share):
+            with weighing():
+                logs = own_train(batch)
+            told = own_logs(logs) if is_own(model, "train_step") else None
+        return logs if told is None else told()
 
     def test_step(data: Any) -> Any:
         batch, share = unmarked(data)
         if share is None:
             return own_test(data)
         with changing(share):
-            return own_test(batch)
+            logs = own_test(batch)
+            told = own_logs(logs) if is_own(model, "test_step") else None
+        return logs if told is None else told()
 
     def predict_step(data: Any) -> Any:
         batch, share = unmarked(data)
@@ -99,12 +108,26 @@ def _jax_steps(
         values = zip(model.non_trainable_variables, after, kept(after, before), strict=True)
         return [new if id(variable) in joint else either for variable, new, either in values]
 
+    def told(name: str, logs: Any, metrics: Any, before: Any) -> Any:
+        if not is_own(model, name):
+            return logs
+        states = iter((metrics, kept(metrics, before)))
+
+        def results() -> Any:
+            mapping = list(zip(model.metrics_variables, next(states), strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return model.get_metrics_result()
+
+        ours = of_part(logs, results, steps)
+        return logs if ours is None else ours()
+
     def train_step(state: Any, data: Any) -> Any:
         batch, share = unmarked(data)
         if share is None:
             return own_train(state, data)
         with steps.of(share, total_of(data)), normalization.joined():
             logs, (trained, others, optimizer, metrics) = own_train(state, batch)
+            logs = told("train_step", logs, metrics, state[3])
             others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])
             return logs, (trained, others, optimizer, metrics)
 
@@ -114,6 +137,7 @@ def _jax_steps(
             return own_test(state, data)
         with steps.of(share, total_of(data)), normalization.joined():
             logs, (trained, others, metrics) = own_test(state, batch)
+            logs = told("test_step", logs, metrics, state[2])
             return logs, (trained, kept_but_joint(others, state[1]), kept(metrics, state[2]))
 
     def predict_step(state: Any, data: Any) -> Any:

@@ -18,6 +18,7 @@ from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
 from farandole.keras._global.metrics import Shown, with_global_state
 from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.own_logs import is_own
 from farandole.keras._global.row_states import RowStates
 from farandole.keras._global.shared_steps import shared_steps
 from farandole.keras._global.steps import Steps, weigh_loss
@@ -58,7 +59,7 @@ class Wrapping:
         if self._block is not None:
             self._op = Sum  # of parts, each of which weighs as much as it has samples
         self._steps = Steps(self._block)
-        self._steps.weighs_gradients = not type(model).train_step.__module__.startswith("keras.")
+        self._steps.weighs_gradients = is_own(model, "train_step")
         self._steps.adopt = self._adopt_optimizer
         self._others: list[Any] = []  # optimizers of the model's own step
         optimizers.learn()
