@@ -40,6 +40,9 @@ ONCE_WRONG = [
     "front=torch.global model=batch_norm",
     # Refused: a rank without samples of a batch computes on one that statistics would count.
     "front=torch.global model=batch_norm parts=short",
+    # Parameters that changed after the optimizer was wrapped were refused.
+    "front=torch.hook weights=double accumulate=cut options=small",
+    "front=torch.global model=frozen weights=unfreeze options=groups",
     # The first batch of a class that is not built before it met each rank's own weights.
     "front=keras.horovod_tensorflow model=own_step",
     "front=keras.horovod_tensorflow model=gan",

@@ -60,7 +60,8 @@ class GradientExchange(Hooked):
         group: the ranks; this is one of them.
         named: the parameters in the order in which their gradients probably become ready. The
             order that the first step shows is used from the second one on.
-        weights: all parameters of the optimizer, in the model's order, whose values are compared.
+        weights: all parameters of the optimizer, in the model's order, whose values are compared;
+            those that are unfrozen later are reduced from then on.
         line: of a program, that makes weights equal.
         groups: by a parameter's id, which it is launched together with.
         passes_per_step: every that many passes reduce; the others accumulate.
@@ -85,51 +86,14 @@ class GradientExchange(Hooked):
         limits: Limits,
         overlap: bool = True,
     ) -> None:
-        op, prescale, postscale = reduction.op, reduction.prescale, reduction.postscale
-        compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
         super().__init__(named, weights)
-        wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
-        self.finite = FiniteGradients(named, reduction.process_set)
-        given, named = named, [*named, *self.finite.named]
-        together = [groups.get(id(p), -1) for _, p in given]
-        together += together[-1:] * (len(named) - len(given))  # the flag goes with the last
-        wires += [compression.compress(p.new_empty(0)) for _, p in self.finite.named]
-        self.reducer = _core.Reducer(
-            group,
-            [
-                (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), group_number)
-                for (n, p), (wire, _), group_number in zip(named, wires, together, strict=True)
-            ],
-            op,
-            prescale,
-            postscale,
-            *limits,
-            overlap,
-            sparse_as_dense=sparse_as_dense,
-        )
-        sparse = SparseGradients(
-            f"gradients {self.reducer.key:x}",
-            named,
-            reduction.process_set,
-            compression=compression,
-            prescale=prescale,
-            postscale=postscale / group.size if op == "mean" else postscale,
-        )
-        self._gradients = Gradients(
-            self.reducer,
-            named,
-            wires,
-            agreed_strides(group, named),
-            sparse,
-            OnDevices(self.reducer, named),
-            self.finite,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-        )
-        self._late = LateGradients(f"late gradients {self.reducer.key:x}", given, reduction)
-        watch_weights(self.reducer, weights, line)
+        self._group, self._reduction, self._limits = group, reduction, limits
+        self._groups, self._overlap, self._line = groups, overlap, line
+        self._all = weights
+        self._plan(named)
         self.reducing = False  # the present pass
-        self.is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
+        scale = reduction.prescale * reduction.postscale * group.size
+        self.is_mean = reduction.op == "mean" or math.isclose(scale, 1)
         self._passes_per_step = passes_per_step
         self._passes = 0  # begun since gradients were last reduced
         self._held = 0  # depth of no_sync()
@@ -145,6 +109,74 @@ class GradientExchange(Hooked):
         self._left: dict[int, tuple[int, int] | None] = {}
         self._left_graph = -1
         self.hear()
+
+    # What is reduced. A program may convert its parameters, or unfreeze some, between two steps.
+
+    def _plan(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Collective: of the parameters as they are now."""
+        reduction, compression = self._reduction, self._reduction.compression
+        parameters = [p for _, p in named]
+        finite = FiniteGradients(named, reduction.process_set)
+        sent = [*named, *finite.named]
+        wires = [compression.compress(p.detach().new_empty(0)) for _, p in sent]
+        together = [self._groups.get(id(p), -1) for p in parameters]
+        together += together[-1:] * len(finite.named)  # the flag goes with the last
+        rows = [
+            (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), together[i])
+            for i, ((n, p), (wire, _)) in enumerate(zip(sent, wires, strict=True))
+        ]
+        reducer = _core.Reducer(
+            self._group,
+            rows,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
+            *self._limits,
+            self._overlap,
+            sparse_as_dense=reduction.sparse_as_dense,
+        )
+        over = self._group.size if reduction.op == "mean" else 1
+        sparse = SparseGradients(
+            f"gradients {reducer.key:x}",
+            sent,
+            reduction.process_set,
+            compression=compression,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale / over,
+        )
+        self._gradients = Gradients(
+            reducer,
+            sent,
+            wires,
+            agreed_strides(self._group, sent),
+            sparse,
+            OnDevices(reducer, sent),
+            finite,
+            compression=compression,
+            sparse_as_dense=reduction.sparse_as_dense,
+        )
+        self._late = LateGradients(f"late gradients {reducer.key:x}", named, reduction)
+        watch_weights(reducer, self._all, self._line)
+        self.reducer, self.finite = reducer, finite
+        self._planned = [_kind(p) for p in parameters]
+        self._places = [p.data_ptr() for p in parameters]
+        known = set(map(id, parameters))
+        self._others = [(n, p) for n, p in self._all if id(p) not in known and p.numel() > 0]
+
+    def _plan_anew(self) -> None:
+        """Before a step is begun, where the parameters are others than those of the plan. A frozen
+        one stays in it: programs freeze and unfreeze by turns."""
+        added = [(n, p) for n, p in self._others if p.requires_grad]
+        places = list(map(torch.Tensor.data_ptr, self.parameters))
+        if not added and places == self._places:
+            return
+        self._places = places
+        if not added and self._planned == [_kind(p) for p in self.parameters]:
+            return  # they have moved
+        old = self._gradients
+        self._plan([*zip(self.names, self.parameters, strict=True), *added])
+        old.retire()
+        self.hear_also(added)
 
     # The pass, as autograd tells it.
 
@@ -233,6 +265,7 @@ class GradientExchange(Hooked):
         self._left.clear()
         self._dropped = self._spent = False
         if reducing:
+            self._plan_anew()
             self._gradients.begin()
         self.reducing = reducing
 
@@ -423,6 +456,11 @@ class GradientExchange(Hooked):
     def set_passes_per_step(self, passes: int) -> None:
         self._passes_per_step = passes
         self._passes = 0
+
+
+def _kind(p: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
+    """What a plan knows of a gradient."""
+    return p.dtype, p.device, p.shape
 
 
 def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:

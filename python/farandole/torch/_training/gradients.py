@@ -70,6 +70,13 @@ class Gradients:
         self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
         self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
 
+    def retire(self) -> None:
+        """Others follow, with a reducer of their own."""
+        self._sparse.drain()
+        if self._reducer.step_open:
+            self._reducer.drain()
+        self.forget_places()
+
     def forget_places(self) -> None:
         """Gradients that users see stay."""
         self._buckets.forget()

@@ -84,12 +84,22 @@ class Hooked:
     def hear(self) -> None:
         """Called once, when all ranks have agreed to it."""
         take_over(self.parameters)
+        self._hooks: list[Any] = []
+        self._hook_rest()
+        hearing.add(self)
+
+    def hear_also(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Of more parameters, from now on."""
+        take_over(p for _, p in named)
+        self.names += [name for name, _ in named]
+        self.parameters += [p for _, p in named]
+        self._hook_rest()
+
+    def _hook_rest(self) -> None:
         me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
         register: Any = torch.Tensor.register_post_accumulate_grad_hook
-        self._hooks = [
-            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self.parameters)
-        ]
-        hearing.add(self)
+        for i in range(len(self._hooks), len(self.parameters)):
+            self._hooks.append(register(self.parameters[i], partial(_on_gradient, me, i)))
 
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):

@@ -46,7 +46,7 @@ class ReducedOptimizer(WrappedOptimizer):
                 self._alone.check()
             return super().step(closure)
         exchange.check_alive()
-        refuse_unmanaged(self._unmanaged)
+        refuse_unmanaged([p for p in self._unmanaged if not p.requires_grad])
         if closure is None:
             if not exchange.silence.over:
                 exchange.refuse_silence()
