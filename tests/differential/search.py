@@ -1,6 +1,6 @@
 """Looks for programs that farandole trains wrongly: draws, trains alone and on ranks, compares.
 
-    search.py --seconds 90             every front in turn, by a seed that is printed
+    search.py --seconds 90             every front, by a seed that is printed
     search.py --fronts torch.hook …    these
     search.py --program "front=torch.hook model=tied touch=data" [--ranks 2]
 
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,6 +33,7 @@ from harness import Ended, Nursery, Outcome, World, jax_that_compiles_quickly  #
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 LIMIT = 150.0  # seconds of one program on all ranks; TensorFlow's Deadlock takes 90
 HANGS = {"Deadlock", "Stalled"}  # a verdict on all ranks, but no refusal
+ONE_SIZE = 8  # programs of a framework on as many ranks: new ones take seconds to begin
 
 Key = tuple[str, Callable[[], None] | None, int]  # framework, how its ranks begin, how many
 
@@ -59,6 +60,7 @@ class Runner:
         self._refusals = programs.refusals(programs.REFUSALS.read_text())
         self._worlds: dict[Key, World] = {}
         self._alone: dict[Program, Outcome] = {}
+        self.beginning = 0.0  # seconds until ranks were there
 
     def close(self) -> None:
         for world in self._worlds.values():
@@ -108,9 +110,11 @@ class Runner:
     def _world(self, front: str, size: int) -> World:
         key = _key(front, size)
         if key not in self._worlds:
+            began = time.monotonic()
             self._worlds[key] = World(max(size, 1), self._nursery_of(FRONTS[front].framework))
             if size:
                 self._worlds[key].run(begin, front)
+            self.beginning += time.monotonic() - began
         return self._worlds[key]
 
     def _leave(self, front: str, size: int) -> None:
@@ -127,17 +131,26 @@ class Search:
         self.refused: Counter[str] = Counter()
         self.sentences: Counter[str] = Counter()
         self.faults: list[Program] = []  # shrunk
+        self._sizes: dict[str, Iterator[int]] = {}  # by framework
 
-    def run(self, seconds: float, sizes: tuple[int, ...] = (2, 3, 1)) -> None:
-        """Fronts in turn, until time is up."""
+    def run(self, seconds: float) -> None:
+        """Until time is up, of which every front gets the same, besides what its ranks take to
+        begin."""
+        spent = dict.fromkeys(self.fronts, 0.0)
         end = time.monotonic() + seconds
+        while (now := time.monotonic()) < end:
+            beginning = self.runner.beginning
+            name = min(spent, key=lambda front: spent[front])
+            front = self.fronts[name]
+            program = programs.draw(name, front, self.dice)
+            if not any(self._has(program, fault) for fault in self.faults):
+                sizes = self._sizes.setdefault(front.framework, self._some_sizes())
+                self.one(program, next(sizes))
+            spent[name] += time.monotonic() - now - (self.runner.beginning - beginning)
+
+    def _some_sizes(self) -> Iterator[int]:
         while True:
-            for name, front in self.fronts.items():
-                if time.monotonic() > end:
-                    return
-                program = programs.draw(name, front, self.dice)
-                if not any(self._has(program, fault) for fault in self.faults):
-                    self.one(program, self.dice.choice(sizes))
+            yield from [self.dice.choice((2, 3, 1))] * ONE_SIZE
 
     def _has(self, program: Program, fault: Program) -> bool:
         """All that matters in a fault that is known."""
@@ -172,8 +185,9 @@ class Search:
 
     def report(self) -> str:
         total = sum(self.drawn[name] for name in self.fronts)
+        each = ", ".join(f"{self.drawn[name]} of {name}" for name in self.fronts)
         refused = sum(self.refused[name] for name in self.fronts)
-        lines = [f"{total} programs, {refused} refused ({refused / max(total, 1):.1%})"]
+        lines = [f"{total} programs, {refused} refused ({refused / max(total, 1):.1%}): {each}"]
         lines += [
             f"  {n} of {self.drawn[row]} refused: {row}" for row, n in self.refused.most_common(12)
         ]
@@ -207,6 +221,8 @@ def main() -> None:
             search.one(programs.read(options.program, FRONTS), options.ranks)
         else:
             print(f"--seed {options.seed}, fronts {' '.join(fronts)}", flush=True)
+            for front in fronts.values():
+                nursery_of(front.framework)  # all import at the same time
             search.run(options.seconds)
     finally:
         runner.close()
