@@ -43,6 +43,9 @@ ONCE_WRONG = [
     # Parameters that changed after the optimizer was wrapped were refused.
     "front=torch.hook weights=double accumulate=cut options=small",
     "front=torch.global model=frozen weights=unfreeze options=groups",
+    # Complex parameters were refused.
+    "front=torch.hook model=odd accumulate=cut loss=sum",
+    "front=torch.global model=odd options=groups",
     # The first batch of a class that is not built before it met each rank's own weights.
     "front=keras.horovod_tensorflow model=own_step",
     "front=keras.horovod_tensorflow model=gan",

@@ -199,6 +199,19 @@ def parameters_that_are_frozen_by_turns_are_reduced() -> None:
 
 
 @on_ranks(2)
+def gradients_that_are_lazily_conjugated_are_reduced() -> None:
+    for in_place in (1, 1 << 20):
+        turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([turn], lr=1.0), [("turn", turn)], in_place_bytes=in_place
+        )
+        turn.conj().backward(torch.full((3,), complex(0, 1 + hvd.rank())).to(torch.complex64))
+        assert torch.equal(turn.grad, torch.full((3,), -1.5j))
+        optimizer.step()
+        assert torch.equal(turn, torch.full((3,), 1 + 1.5j))
+
+
+@on_ranks(2)
 def a_parameter_that_has_been_resized_or_converted_is_reduced_as_it_is() -> None:
     """A gradient that is reduced where it lies, too."""
     for in_place in (1, 1 << 20):

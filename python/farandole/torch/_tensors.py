@@ -27,8 +27,14 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
         raise no_such_dtype(what, dtype, DTYPES) from None
 
 
-def check_tensor(tensor: Any, what: str) -> None:
-    """Refuses what the engine cannot send, whatever its strides."""
+def as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """Of complex numbers the same memory, as pairs of real ones: sums and means are theirs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def check_tensor(tensor: Any, what: str, *, or_complex: bool = False) -> None:
+    """Refuses what the engine cannot send, whatever its strides. `or_complex`: it is sent
+    `as_reals`."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{what} is {type_of(tensor)}, not a torch.Tensor")
     if tensor.layout != torch.strided:
@@ -39,7 +45,9 @@ def check_tensor(tensor: Any, what: str) -> None:
         raise InvalidArgument(
             f"{what} is on {tensor.device}; tensors are on the CPU or on a CUDA device"
         )
-    dtype_name(tensor.dtype, what)
+    if or_complex and tensor.is_conj():
+        raise InvalidArgument(f"{what} is a lazy view; pass tensor.resolve_conj()")
+    dtype_name(tensor.dtype.to_real() if or_complex else tensor.dtype, what)
 
 
 def check_on_host(tensor: Any, what: str) -> None:

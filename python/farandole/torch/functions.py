@@ -49,7 +49,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     named: list[tuple[str, torch.Tensor]] = []
     for name, tensor in _pairs(params):
         if tensor is not None:
-            check_tensor(tensor, f"'{name}'")
+            check_tensor(tensor, f"'{name}'", or_complex=True)
             named.append((name, tensor.detach()))
     # Compared before anything is overwritten, and in one message.
     agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
@@ -96,7 +96,7 @@ class _Slot(NamedTuple):
 def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
     """`value` with slots for its tensors, which are appended to `tensors`."""
     if isinstance(value, torch.Tensor):
-        check_tensor(value, "optimizer state")
+        check_tensor(value, "optimizer state", or_complex=True)
         tensors.append(value.detach())
         return _Slot(len(tensors) - 1)
     if isinstance(value, dict):

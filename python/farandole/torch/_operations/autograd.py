@@ -50,7 +50,7 @@ def _reduced(
 ) -> list[torch.Tensor]:
     pairs = []
     for what, tensor in tensors:
-        check_tensor(tensor, what)
+        check_tensor(tensor, what, or_complex=how.op in (Average, Sum))
         pairs.append(compression.compress(tensor))
     results = apply(function, how, single, *(wire for wire, _ in pairs))
     return [

@@ -19,7 +19,7 @@ from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, number_of
 from farandole.common._reduction import Adasum, Average, Sum, core_op, op_name, share
 from farandole.torch import _devices
-from farandole.torch._tensors import DTYPES, borrow, check_tensor
+from farandole.torch._tensors import DTYPES, as_reals, borrow, check_tensor
 from farandole.torch.adasum import check_foldable, fold_rows
 from farandole.typing import HandleNumber
 
@@ -68,6 +68,12 @@ def _row(tensor: torch.Tensor, target: torch.Tensor | None) -> _Row:
     return source, None if target is None else borrow(target, "result"), tuple(tensor.shape)
 
 
+def _real_row(tensor: torch.Tensor, target: torch.Tensor) -> _Row:
+    """The same where the result has the tensor's shape, or fewer rows: it may be complex."""
+    source = as_reals(tensor)
+    return _row(source, source if target is tensor else as_reals(target))
+
+
 def _tensor(made: tuple[Any, str, tuple[int, ...]], source: torch.Tensor) -> torch.Tensor:
     """A result that the core has made of a tensor: as it lies in memory, or brought to where that
     tensor lies."""
@@ -112,7 +118,7 @@ def allreduce(
         return _adasum(sources, how, targets, single)
     word, number = core_op(how.op), number_of(how.process_set)
     for what, tensor in sources:
-        check_tensor(tensor, what)
+        check_tensor(tensor, what, or_complex=how.op in (Average, Sum))
     if targets is None:
         targets = [_devices.new_empty(tensor, tensor.shape) for _, tensor in sources]
     return _submit_reduction("all_reduce", word, number, how, sources, targets, single)
@@ -130,7 +136,7 @@ def _submit_reduction(
     return names().submit(
         kind,
         how.name,
-        [_row(source, target) for (_, source), target in zip(sources, targets, strict=True)],
+        [_real_row(source, target) for (_, source), target in zip(sources, targets, strict=True)],
         set=number,
         op=word,
         prescale=how.prescale_factor,
@@ -231,10 +237,10 @@ def broadcast(
     tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, into: Any = None
 ) -> HandleNumber[Any]:
     number = number_of(process_set)
-    check_tensor(tensor, "tensor")
+    check_tensor(tensor, "tensor", or_complex=True)
     target = _devices.new_empty(tensor, tensor.shape) if into is None else into
     return names().submit(
-        "broadcast", name, [_row(tensor, target)], set=number, root=root_rank, result=target
+        "broadcast", name, [_real_row(tensor, target)], set=number, root=root_rank, result=target
     )
 
 

@@ -122,7 +122,7 @@ class GradientExchange(Hooked):
         together = [self._groups.get(id(p), -1) for p in parameters]
         together += together[-1:] * len(finite.named)  # the flag goes with the last
         rows = [
-            (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), together[i])
+            (n, *_elements(p, wire.dtype, n), together[i])
             for i, ((n, p), (wire, _)) in enumerate(zip(sent, wires, strict=True))
         ]
         reducer = _core.Reducer(
@@ -456,6 +456,12 @@ class GradientExchange(Hooked):
     def set_passes_per_step(self, passes: int) -> None:
         self._passes_per_step = passes
         self._passes = 0
+
+
+def _elements(p: torch.Tensor, dtype: torch.dtype, name: str) -> tuple[int, str]:
+    """Of what is sent, as the engine sees them: how many, of which dtype."""
+    pair = 2 if dtype.is_complex else 1
+    return pair * p.numel(), dtype_name(dtype.to_real(), f"parameter '{name}'")
 
 
 def _kind(p: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:

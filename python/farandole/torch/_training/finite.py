@@ -43,7 +43,7 @@ class FiniteGradients:
         parameters = [p for _, p in named]
         there = [p for p in parameters if _devices.device_of(p) is not None]
         place = (there or parameters or [torch.zeros(1)])[-1]
-        self.flag = torch.zeros(1, dtype=place.dtype)
+        self.flag = torch.zeros(1, dtype=place.detach().real.dtype)
         self._homes: list[torch.Tensor] = []  # of its gradient on a device, in turn
         if there:
             self.flag, *self._homes = [_devices.copied_to(place, self.flag) for _ in range(3)]

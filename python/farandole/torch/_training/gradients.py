@@ -140,6 +140,8 @@ class Gradients:
             return
         if grad.requires_grad:
             raise part_of_a_graph(self._names[i])
+        if grad.is_neg() or grad.is_conj():  # lazily: memory has other numbers
+            grad = grad.resolve_conj().resolve_neg()
         if grad.shape != self._shapes[i]:
             raise _changed(self._names[i], "shape", tuple(grad.shape), tuple(self._shapes[i]))
         dims = 0

@@ -44,7 +44,7 @@ class LateGradients:
     def _start(self, i: int) -> tuple[int, object]:
         gradient = self._parameters[i].grad
         assert gradient is not None
-        check_tensor(gradient, f"gradient '{self._names[i]}'")
+        check_tensor(gradient, f"gradient '{self._names[i]}'", or_complex=True)
         how = self._reduction
         wire, context = how.compression.compress(gradient.detach())
         op = Average if how.op == "mean" else Sum

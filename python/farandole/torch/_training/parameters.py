@@ -25,7 +25,7 @@ def named_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] |
         for i, p in enumerate(group["params"])
     ]
     for name, p in owned:
-        check_tensor(p, name)
+        check_tensor(p, name, or_complex=True)
     if named_parameters is None:
         return owned
     given = list(named_parameters)

@@ -9,7 +9,7 @@ import torch
 from farandole import _core
 from farandole.common._weights import Weights, in_steps, period
 from farandole.torch import _devices
-from farandole.torch._tensors import borrow
+from farandole.torch._tensors import as_reals, borrow
 
 BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 
@@ -18,7 +18,7 @@ def checksums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Of their values in the order of indices: strides may differ between ranks. What lies on a
     device is copied here first."""
     here = (_devices.on_host(tensor.detach()).contiguous() for tensor in tensors)
-    return _core.checksums([borrow(tensor) for tensor in here])
+    return _core.checksums([borrow(as_reals(tensor)) for tensor in here])
 
 
 def watch_weights(
