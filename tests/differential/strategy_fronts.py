@@ -164,7 +164,8 @@ def _clip_sum(gradients: Any) -> Any:
 
     context = tf.distribute.get_replica_context()
     clipped, _ = tf.clip_by_global_norm(context.all_reduce("SUM", gradients), 0.05)
-    return [g / context.num_replicas_in_sync for g in clipped]
+    replicas = context.all_reduce("SUM", tf.constant(1.0))  # those with samples
+    return [g / replicas for g in clipped]
 
 
 TOUCHES: dict[str, Callable[[Any], Any]] = {
