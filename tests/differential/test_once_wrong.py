@@ -46,6 +46,7 @@ ONCE_WRONG = [
     # Complex parameters were refused.
     "front=torch.hook model=odd accumulate=cut loss=sum",
     "front=torch.global model=odd options=groups",
+    "front=jax.distributed model=turned",
     # The first batch of a class that is not built before it met each rank's own weights.
     "front=keras.horovod_tensorflow model=own_step",
     "front=keras.horovod_tensorflow model=gan",

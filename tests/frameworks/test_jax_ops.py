@@ -330,13 +330,30 @@ def gradients_go_through_loops_remat_and_trees() -> None:
         same(tree["unused"], np.zeros(4))
 
 
+@on_ranks(2)
+def complex_numbers_are_summed_and_broadcast() -> None:
+    me = fdj.rank()
+    for wrap in (lambda f: f, jax.jit):
+        x = {"a": jnp.full((2, 1), 1 + 2j * me), "b": jnp.complex64(me), "c": jnp.ones(2)}
+        mean = wrap(fdj.allreduce)(x)
+        same(mean["a"], np.full((2, 1), 1 + 1j))
+        same(mean["b"], np.complex64(0.5))
+        same(wrap(lambda t: fdj.broadcast(t, 1))(x)["a"], np.full((2, 1), 1 + 2j))
+        gradient = wrap(jax.grad(lambda z: fdj.allreduce(z, "sum").imag.sum()))(x["a"])
+        same(gradient, np.full((2, 1), complex(0, -2)))
+    shared = fdj.broadcast_parameters(x, root=1)
+    same(shared["a"], np.full((2, 1), 1 + 2j))
+    same(shared["b"], np.complex64(1))
+
+
 # ---- refusals ----
 
 
 @on_ranks(1, 3)
 def bad_input_is_refused_while_tracing() -> None:
     x = jnp.ones((fdj.size() + 1, 2))
-    refused(lambda: fdj.allreduce(x.astype(jnp.complex64)), "complex64", "float32")
+    refused(lambda: fdj.allreduce(x.astype(jnp.complex64), "max"), "complex64", "float32")
+    refused(lambda: fdj.allgather(x.astype(jnp.complex64)), "complex64", "float32")
     refused(lambda: jax.jit(fdj.allreduce)({"a": {"b": x.astype(jnp.int4)}}), "['a']['b']", "int4")
     refused(lambda: fdj.allreduce(jax.random.key(0)), "key<")
     refused(lambda: fdj.allreduce(x > 0), "booleans")

@@ -11,6 +11,20 @@ import numpy as np
 NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float)
 
 
+def as_reals(array: Any) -> Any:
+    """Complex numbers as pairs of real ones, in a last dimension: sums and means are theirs."""
+    if not jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return array
+    return jnp.stack([array.real, array.imag], -1)
+
+
+def as_before(array: Any, dtype: Any) -> Any:
+    """What `as_reals` has made of an array of that dtype."""
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return array
+    return jax.lax.complex(array[..., 0], array[..., 1])
+
+
 def _is_tree(value: Any) -> bool:
     return all(map(_is_array, jax.tree_util.tree_leaves(value)))
 

@@ -21,7 +21,7 @@ from farandole.common._process_set import ProcessSet
 from farandole.common._weights import Weights, in_steps, period
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls, token
-from farandole.jax._trees import NUMBERS
+from farandole.jax._trees import NUMBERS, as_reals
 from farandole.jax.ops import allgather
 
 BROADCAST = "params = fdj.broadcast_parameters(params, root=0)"
@@ -53,7 +53,8 @@ class ArrayWeights:
         """
         if self._period is None or group_of_calls(self._process_set).size == 1:
             return
-        rows = [(name, jnp.asarray(leaf)) for name, leaf in named if _is_comparable(leaf)]
+        arrays = [(name, jnp.asarray(leaf)) for name, leaf in named if isinstance(leaf, NUMBERS)]
+        rows = [(name, as_reals(array)) for name, array in arrays if _is_comparable(array)]
         if not rows:
             return
         if traced([array for _, array in rows]):
@@ -110,8 +111,8 @@ def rows_of(tree: Any) -> Rows:
     return [(jax.tree_util.keystr(path) or "the array", leaf) for path, leaf in pairs]
 
 
-def _is_comparable(leaf: Any) -> bool:
-    return isinstance(leaf, NUMBERS) and jnp.asarray(leaf).dtype.name in _core.dtypes
+def _is_comparable(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.complexfloating) or array.dtype.name in _core.dtypes
 
 
 def _bytes(array: Any) -> Any:

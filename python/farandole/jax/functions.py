@@ -101,8 +101,12 @@ def broadcast_parameters(
     note_broadcast("broadcast_parameters")
     if not arrays:
         return tree
-    sent = _collectives.grouped_broadcast(arrays, place, name="parameters", group=group)
-    leaves = [_like(leaf, array) for (_, leaf), array in zip(named, sent, strict=True)]
+    reals = [_as_reals(array) for array in arrays]
+    sent = _collectives.grouped_broadcast(reals, place, name="parameters", group=group)
+    leaves = [
+        _like(leaf, array.view(mine.dtype).reshape(mine.shape))
+        for (_, leaf), array, mine in zip(named, sent, arrays, strict=True)
+    ]
     return jax.tree_util.tree_structure(tree).unflatten(leaves)
 
 
@@ -118,9 +122,14 @@ def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
     if not isinstance(leaf, NUMBERS):
         raise InvalidArgument(f"'{name}' is {type_of(leaf)}, which is no array")
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
-    if array.dtype.name not in _core.dtypes:
+    if array.dtype.name not in _core.dtypes and array.dtype.kind != "c":
         raise no_such_dtype(f"'{name}'", array.dtype.name)
     return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _as_reals(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory."""
+    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
 
 
 def _like(leaf: Any, array: np.ndarray[Any, Any]) -> Any:

@@ -26,7 +26,7 @@ from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call, _place
 from farandole.jax._order import device, group_of_calls, key_of
-from farandole.jax._trees import A_TREE, NUMBERS
+from farandole.jax._trees import A_TREE, NUMBERS, as_before, as_reals
 from farandole.typing import ReduceOp, SumOp
 
 
@@ -76,7 +76,7 @@ def titled_allreduce(
     """:func:`allreduce`, called `title` where it has no name."""
     if op not in _core.reduce_ops:
         raise InvalidArgument(f"op {op!r} is unknown; there are {', '.join(_core.reduce_ops)}")
-    leaves, restore = _flatten(tree, "allreduce")
+    leaves, restore = _flatten(tree, "allreduce", or_complex=op in ("sum", "mean"))
     for path, leaf in leaves:
         if leaf.dtype == bool and (op == "mean" or prescale != 1 or postscale != 1):
             raise InvalidArgument(f"allreduce: {path} is of booleans, which have no mean or scale")
@@ -130,7 +130,7 @@ def broadcast(
         [0, 1, 2]
     """
     place = place_of(root, process_set)
-    leaves, restore = _flatten(tree, "broadcast")
+    leaves, restore = _flatten(tree, "broadcast", or_complex=True)
     return restore(_run("broadcast", leaves, name, process_set, root=place))
 
 
@@ -274,21 +274,30 @@ _Leaves = list[tuple[str, Any]]
 _THE_ARRAY = "the array"
 
 
-def _flatten(tree: Any, what: str) -> tuple[_Leaves, Any]:
-    """Arrays with their places in the tree, and how to make such a tree again."""
+def _flatten(tree: Any, what: str, *, or_complex: bool = False) -> tuple[_Leaves, Any]:
+    """Arrays with their places in the tree, and how to make such a tree again. `or_complex`: sent
+    `as_reals`."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = []
+    leaves, dtypes = [], []
     for path, leaf in pairs:
         place = f"{_THE_ARRAY} at {jax.tree_util.keystr(path)}" if path else _THE_ARRAY
-        leaves.append((place, _checked(leaf, f"{what}: {place}")))
-    return leaves, lambda results: jax.tree_util.tree_unflatten(structure, results)
+        array = _checked(leaf, f"{what}: {place}", or_complex=or_complex)
+        leaves.append((place, as_reals(array)))
+        dtypes.append(array.dtype)
+
+    def restore(results: Sequence[Any]) -> Any:
+        arrays = [as_before(array, dtype) for array, dtype in zip(results, dtypes, strict=True)]
+        return jax.tree_util.tree_unflatten(structure, arrays)
+
+    return leaves, restore
 
 
-def _checked(leaf: Any, what: str) -> Any:
+def _checked(leaf: Any, what: str, *, or_complex: bool = False) -> Any:
     if not isinstance(leaf, NUMBERS):
         raise InvalidArgument(f"{what} is {type_of(leaf)}, which is no array")
     array = jnp.asarray(leaf)
-    if array.dtype.name not in _core.dtypes:
+    is_sent = or_complex and jnp.issubdtype(array.dtype, jnp.complexfloating)
+    if not is_sent and array.dtype.name not in _core.dtypes:
         raise no_such_dtype(what, array.dtype.name)
     if not isinstance(array, jax.core.Tracer):
         _require_our_device(array, what)
