@@ -42,6 +42,7 @@ ONCE_WRONG = [
     "front=torch.global model=batch_norm parts=short",
     # Parameters that changed after the optimizer was wrapped were refused.
     "front=torch.hook weights=double accumulate=cut options=small",
+    "front=torch.hook weights=double touch=cast zero=zeros",  # gradients of another dtype
     "front=torch.global model=frozen weights=unfreeze options=groups",
     # Complex parameters were refused.
     "front=torch.hook model=odd accumulate=cut loss=sum",

@@ -143,7 +143,7 @@ class Gradients:
         if grad.is_neg() or grad.is_conj():  # lazily: memory has other numbers
             grad = grad.resolve_conj().resolve_neg()
         if grad.shape != self._shapes[i]:
-            raise _changed(self._names[i], "shape", tuple(grad.shape), tuple(self._shapes[i]))
+            raise _reshaped(self._names[i], grad.shape, self._shapes[i])
         dims = 0
         if grad.is_sparse:
             dims = grad.sparse_dim()
@@ -181,8 +181,6 @@ class Gradients:
         alias = self._buckets.alias(i)
         address = self._buckets.addresses[i]
         if not alike:
-            if grad.dtype != self._dtypes[i]:
-                raise _changed(self._names[i], "dtype", grad.dtype, self._dtypes[i])
             alias.copy_(grad.clone() if pointer == address else grad)
             pointer = address
         self._mark_ready(i, pointer, dims)
@@ -332,10 +330,9 @@ def part_of_a_graph(name: str) -> InvalidArgument:
     )
 
 
-def _changed(name: str, what: str, now: object, before: object) -> InvalidArgument:
+def _reshaped(name: str, now: torch.Size, before: torch.Size) -> InvalidArgument:
     """The engine knows of so many elements; of more or fewer it would reach into other memory."""
     return InvalidArgument(
-        f"the gradient of '{name}' has {what} {now}; its parameter had {before} when "
-        "DistributedOptimizer was made\n  advice: make the optimizer, and then the "
-        "DistributedOptimizer, after parameters have been resized or converted"
+        f"the gradient of '{name}' has shape {tuple(now)}, and its parameter has {tuple(before)}\n"
+        "  advice: give a gradient the shape of its parameter"
     )
