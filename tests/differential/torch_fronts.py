@@ -306,7 +306,8 @@ def fits(program: Program) -> bool:
         return False
     if has["model"] == "odd" and (
         has["weights"] in ("half_and_back", "double") or has["precision"] == "scaler"
-    ):
+        or has["optimizer"] == "adam_fused"
+    ):  # fmt: skip
         return False
     if has["weights"] == "unfreeze" and has["model"] != "frozen":
         return False
