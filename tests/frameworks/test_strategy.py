@@ -792,8 +792,11 @@ def wrong_data_and_options_are_refused() -> None:
         mirrored(cross_device_ops="nccl")
     with raises(fd.InvalidArgument, "accumulation_fn"):
         mirrored(cross_device_ops=tf.distribute.ReductionToOneDevice(accumulation_fn=max))
-    with raises(fd.InvalidArgument, "parameter_device"):
-        strategies.CentralStorageStrategy(parameter_device="CPU:0")
+    central = strategies.CentralStorageStrategy
+    with raises(fd.InvalidArgument, "parameter_device is 'GPU:0'", "CPU:0"):
+        central(parameter_device="GPU:0")
+    with raises(fd.InvalidArgument, "parameter_device is 0", "the name of a device"):
+        central(parameter_device=0)
     with raises(fd.InvalidArgument, "finds no TPU here"):
         strategies.TPUStrategy()
     assert strategies.OneDeviceStrategy is tf.distribute.OneDeviceStrategy

@@ -84,6 +84,8 @@ class Extended(OneOfManyExtended):
         self.packing = packing
         self.eager = EagerSteps(strategy, device, lambda: ReplicaContext(strategy))
         self._made = 0  # variables
+        self._place = device  # of them
+        self._classes = CLASSES
 
     # ---- who there is ----
 
@@ -103,28 +105,35 @@ class Extended(OneOfManyExtended):
     def _create_variable(self, next_creator: Any, **options: Any) -> Any:
         def create(**given: Any) -> list[Any]:
             colocate = given.pop("colocate_with", None)
-            place = tf.device(self._device) if colocate is None else tf.device(colocate.device)
-            with place:
+            with tf.device(self._place if colocate is None else colocate.device):
                 return [next_creator(**given)]
 
         refuse_symbolic(options)
         with tf.init_scope():  # also in a function, whose first call has replica 0's value then
             variable = distribute_utils.create_mirrored_variable(
-                self._container_strategy(), create, CLASSES, POLICIES, **options
+                self._container_strategy(), create, self._classes, POLICIES, **options
             )
             self._share(variable)
         return variable
 
     def _share(self, variable: Any) -> None:
         """Collective: a new variable has the value of replica 0."""
-        self._made += 1
+        label, note = self._label_of_new(variable)
         if _world.size() == 1 or variable.dtype not in collectives.SENT:
             return
         mine = local(variable)
-        name = without_numbers(mine.name.partition(":")[0])
-        note = f"variable '{name}' {mine.dtype.name} {mine.shape}"
-        label = f"variable {self._made} of the strategy"
         mine.assign(collectives.from_replica_0(mine, label, note))
+
+    def _label_of_new(self, variable: Any) -> tuple[str, str]:
+        """Of the operation that gives a new variable its value; and what ranks compare."""
+        self._made += 1
+        name = without_numbers(variable.name.partition(":")[0])
+        note = f"variable '{name}' {variable.dtype.name} {variable.shape}"
+        return f"variable {self._made} of the strategy", note
+
+    def publish_among(self, variables: Sequence[Any]) -> list[Any]:
+        """Collective: gives all ranks rank 0's values of some; returns those that are left."""
+        return list(variables)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         require_of(self._container_strategy(), colocate_with_variable)
@@ -139,7 +148,7 @@ class Extended(OneOfManyExtended):
         self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
         del colocate_with
-        with tf.device(self._device), _update_context():
+        with tf.device(self._place), _update_context():
             result = fn(*args, **kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
 

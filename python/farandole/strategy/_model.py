@@ -100,6 +100,9 @@ class SharedModel(Model):
         with self.called_plainly():
             super()._write(what, alone)
 
+    def _send_weights(self, variables: list[Any]) -> None:
+        super()._send_weights(self.strategy.extended.publish_among(variables))
+
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         with self.called_plainly():
             super().load_weights(*args, **kwargs)

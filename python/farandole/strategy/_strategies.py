@@ -10,7 +10,8 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.strategy import _checkpoint, _keras, _loops, _outside
+from farandole.strategy import _central_keras, _checkpoint, _keras, _loops, _outside
+from farandole.strategy._central import CentralExtended
 from farandole.strategy._checks import (
     check_axis,
     check_call,
@@ -43,6 +44,7 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
             InvalidArgument: in the scope of another strategy.
         """
         _keras.learn()
+        _central_keras.learn()
         _loops.learn()
         other = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self
         if other is not self:
@@ -103,11 +105,12 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
 class _OneProcessAReplica(OneOfMany):
     """Those that train synchronously. A replica is a process; its number is the rank."""
 
-    def __init__(self, device: str, packing: Packing) -> None:
-        super().__init__(Extended(self, device, packing))
+    def __init__(self, extended: Extended) -> None:
+        super().__init__(extended)
         _checkpoint.learn()
         _outside.learn()
         _keras.learn()
+        _central_keras.learn()
         _loops.learn()
 
     @as_is
@@ -190,7 +193,7 @@ class MirroredStrategy(_OneProcessAReplica):
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
         packing = packing_of(cross_device_ops)
         join()
-        super().__init__(device_of("devices", devices), packing)
+        super().__init__(Extended(self, device_of("devices", devices), packing))
 
 
 class MultiWorkerMirroredStrategy(_OneProcessAReplica):
@@ -222,7 +225,7 @@ class MultiWorkerMirroredStrategy(_OneProcessAReplica):
             packing = Packing(bytes_per_pack=communication_options.bytes_per_pack)
             timeout = communication_options.timeout_seconds
         join(cluster_resolver, timeout)
-        super().__init__(device_of("devices", None), packing)
+        super().__init__(Extended(self, device_of("devices", None), packing))
         self._resolver = cluster_resolver
 
     @property
@@ -232,31 +235,48 @@ class MultiWorkerMirroredStrategy(_OneProcessAReplica):
 
 
 class CentralStorageStrategy(_OneProcessAReplica):
-    """The synchronous result of ``tf.distribute.experimental.CentralStorageStrategy``: the same
-    weights, losses and metrics.
+    """Synchronous training on one host whose processes share the variables, as
+    ``tf.distribute.experimental.CentralStorageStrategy``; metrics are right.
 
-    What differs: each process has a copy of the variables, where TensorFlow's has them once. So it
-    takes more memory, and no time for reading them.
+    Trainable variables are once per host, in memory that all ranks map, and optimizers' state is
+    once, in the process of rank 0, which updates: docs/strategies.md says what is stored where.
 
     Args:
         compute_devices: None, or a list with the one device of this process.
-        parameter_device: None: each process has the variables on its own device.
+        parameter_device: the device of the variables: None or ``"/cpu:0"``, the host's memory.
 
     Raises:
-        InvalidArgument: several devices, or a place for the variables.
+        InvalidArgument: several devices, another place for the variables, or several hosts.
         RendezvousError: ranks are missing, or disagree about who there is.
     """
 
     def __init__(
         self, compute_devices: Sequence[str] | None = None, parameter_device: str | None = None
     ) -> None:
-        if parameter_device is not None:
-            raise InvalidArgument(
-                f"parameter_device is {shown(parameter_device)}; each process has a copy of the "
-                "variables on its own device\n  advice: leave out parameter_device"
-            )
+        place = _place_of_parameters(parameter_device)
         join()
-        super().__init__(device_of("compute_devices", compute_devices), Packing())
+        device = device_of("compute_devices", compute_devices)
+        if _world.local_size() != _world.size():
+            raise InvalidArgument(
+                f"CentralStorageStrategy: {_world.size()} ranks are on several hosts, which share "
+                "no memory for variables\n  advice: farandole.strategy.MultiWorkerMirroredStrategy"
+            )
+        super().__init__(CentralExtended(self, device, place))
+
+
+def _place_of_parameters(device: str | None) -> str:
+    """Raises InvalidArgument where processes cannot share variables."""
+    if device is None:
+        return "/device:CPU:0"
+    if not isinstance(device, str):
+        raise InvalidArgument(f"parameter_device is {shown(device)}; it is the name of a device")
+    check_device("parameter_device", device, device)
+    if tf.DeviceSpec.from_string(device).device_type not in (None, "CPU"):
+        raise InvalidArgument(
+            f"parameter_device is {shown(device)}; processes share variables in the host's memory"
+            '\n  advice: parameter_device="/cpu:0"'
+        )
+    return device
 
 
 class TPUStrategy:

@@ -80,7 +80,10 @@ class Together(Wrapping):
         state = [variable for each in there for variable in each.variables]
         if _world.size() > 1:
             seeds = [] if self._block is None else seed_states(model)
-            broadcast_variables([*model.weights, *state, *seeds], 0)
+            self._send_weights([*model.weights, *state, *seeds])
+
+    def _send_weights(self, variables: list[Any]) -> None:
+        broadcast_variables(variables, 0)
 
     def _batch(self, what: str, given: Callable[[], Batch], *, for_outputs: bool = False) -> Source:
         """One batch, which every rank has passed; they compare it, in few bytes."""
