@@ -29,6 +29,7 @@ from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, broadcast_object, told
 
 _ALIGNED = 64  # as TensorFlow wants the data of a tensor
+_MAP = 256 << 20  # of address space
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -42,7 +43,8 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._file = _opened_by_all()
-        self._maps: dict[int, mmap.mmap] = {}  # by where the buffer begins
+        weakref.finalize(self, os.close, self._file).atexit = False
+        self._maps: dict[int, mmap.mmap] = {}  # by where each begins
         self._arrays: defaultdict[int, set[int]] = defaultdict(set)  # on each buffer, here
         self._made = 0
         # Finalizers may run in any thread, and within this very code.
@@ -60,21 +62,24 @@ class HostMemory:
         if not free:
             free.append(self._allot(length))
             mine.append(free[0])
-        for begin in free[2:]:  # of snapshots that are gone
-            self._mapped(begin, length).madvise(mmap.MADV_REMOVE)
-        memory = np.frombuffer(self._mapped(free[0], length), np.uint8, length)
-        memory[:] = value
+        for begin in free[1:]:  # snapshots had more than two, and are gone
+            memory, at = self._mapped(begin, length)
+            memory.madvise(mmap.MADV_REMOVE, at, _buffer_bytes(length))
+            mine.remove(begin)
+            self._left[length].append(begin)
+        memory, at = self._mapped(free[0], length)
+        np.frombuffer(memory, np.uint8, length, at)[:] = value
         return free[0]
 
     def array(self, begin: int, length: int) -> Bytes:
         """The bytes of a buffer. It is not written while the array is there, on any rank."""
-        memory = self._mapped(begin, length)
-        found = np.frombuffer(memory, np.uint8, length)
+        memory, at = self._mapped(begin, length)
+        found = np.frombuffer(memory, np.uint8, length, at)
         with self._lock:
             self._made += 1
             number = self._made
             self._arrays[begin].add(number)
-            memory[_padded(length) + _world.rank()] = 1
+            memory[at + _padded(length) + _world.rank()] = 1
         weakref.finalize(found, self._dropped, begin, length, number).atexit = False
         return found
 
@@ -83,18 +88,20 @@ class HostMemory:
         self._left[length] += self._buffers.pop(owner, [])
 
     def buffers(self) -> int:
-        """On rank 0: how many there are."""
-        return sum(map(len, [*self._buffers.values(), *self._left.values()]))
+        """On rank 0: how many values have, all together."""
+        return sum(map(len, self._buffers.values()))
 
     def _dropped(self, begin: int, length: int, number: int) -> None:
         with self._lock:
             here = self._arrays[begin]
             here.discard(number)
             if not here:
-                self._maps[begin][_padded(length) + _world.rank()] = 0
+                memory, at = self._mapped(begin, length)
+                memory[at + _padded(length) + _world.rank()] = 0
 
     def _is_read(self, begin: int, length: int) -> bool:
-        memory, marks = self._mapped(begin, length), _padded(length)
+        memory, at = self._mapped(begin, length)
+        marks = at + _padded(length)
         return any(memory[marks : marks + _world.size()])
 
     def _allot(self, length: int) -> int:
@@ -102,15 +109,26 @@ class HostMemory:
             if not self._is_read(begin, length):
                 self._left[length].remove(begin)
                 return begin
-        begin, self._end = self._end, self._end + _buffer_bytes(length)
-        os.ftruncate(self._file, self._end)
+        begin, size = self._end, _buffer_bytes(length)
+        if begin % _MAP + size > _MAP:  # it lies in one map, or has one of its own
+            begin = _whole_maps(begin)
+        self._end = begin + size if size <= _MAP else _whole_maps(begin + size)
+        os.ftruncate(self._file, _whole_maps(self._end))
         return begin
 
-    def _mapped(self, begin: int, length: int) -> mmap.mmap:
+    def _mapped(self, begin: int, length: int) -> tuple[mmap.mmap, int]:
+        """The map that has the buffer, and where in it. Maps are large and few, since each keeps a
+        file descriptor; what is not written takes no memory."""
+        size = _whole_maps(_buffer_bytes(length))
+        start = begin // _MAP * _MAP
         with self._lock:
-            if begin not in self._maps:
-                self._maps[begin] = mmap.mmap(self._file, _buffer_bytes(length), offset=begin)
-            return self._maps[begin]
+            if start not in self._maps:
+                self._maps[start] = mmap.mmap(self._file, size, offset=start)
+            return self._maps[start], begin - start
+
+
+def _whole_maps(length: int) -> int:
+    return -(-length // _MAP) * _MAP
 
 
 def _padded(length: int) -> int:
