@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras_work as work
 import numpy as np
@@ -238,6 +239,26 @@ def callbacks_and_weights_are_those_of_all_ranks() -> None:
     model.evaluate(X, Y, verbose=0)
     work.assert_same_on_all_ranks(model)
     assert_once_per_host(strategy, model, model.optimizer)
+
+
+@on_ranks(2)
+def several_hosts_are_refused() -> None:
+    with (
+        mock.patch("farandole._world.local_size", return_value=1),
+        raises(fd.InvalidArgument, "2 ranks are on several hosts", "MultiWorkerMirroredStrategy"),
+    ):
+        central()
+
+
+@on_ranks(2)
+def memory_that_a_rank_cannot_open_is_an_error_on_all() -> None:
+    strategy = central()
+    with (
+        mock.patch("os.open", side_effect=PermissionError("no")),
+        strategy.scope(),
+        raises(fd.InvalidArgument, "rank 1 cannot open the memory of rank 0", "one container"),
+    ):
+        tf.Variable([1.0])
 
 
 test_on_ranks = make_tests(__name__, "keras on tensorflow", one_in=3)

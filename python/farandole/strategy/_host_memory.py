@@ -42,6 +42,7 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
+        self._rank, self._ranks = _world.rank(), _world.size()  # finalizers outlive the world
         self._file = _opened_by_all()
         weakref.finalize(self, os.close, self._file).atexit = False
         self._maps: dict[int, mmap.mmap] = {}  # by where each begins
@@ -64,7 +65,7 @@ class HostMemory:
             mine.append(free[0])
         for begin in free[1:]:  # snapshots had more than two, and are gone
             memory, at = self._mapped(begin, length)
-            memory.madvise(mmap.MADV_REMOVE, at, _buffer_bytes(length))
+            memory.madvise(mmap.MADV_REMOVE, at, self._bytes_of(length))
             mine.remove(begin)
             self._left[length].append(begin)
         memory, at = self._mapped(free[0], length)
@@ -79,7 +80,7 @@ class HostMemory:
             self._made += 1
             number = self._made
             self._arrays[begin].add(number)
-            memory[at + _padded(length) + _world.rank()] = 1
+            memory[at + _padded(length) + self._rank] = 1
         weakref.finalize(found, self._dropped, begin, length, number).atexit = False
         return found
 
@@ -97,29 +98,33 @@ class HostMemory:
             here.discard(number)
             if not here:
                 memory, at = self._mapped(begin, length)
-                memory[at + _padded(length) + _world.rank()] = 0
+                memory[at + _padded(length) + self._rank] = 0
 
     def _is_read(self, begin: int, length: int) -> bool:
         memory, at = self._mapped(begin, length)
         marks = at + _padded(length)
-        return any(memory[marks : marks + _world.size()])
+        return any(memory[marks : marks + self._ranks])
 
     def _allot(self, length: int) -> int:
         for begin in self._left[length]:
             if not self._is_read(begin, length):
                 self._left[length].remove(begin)
                 return begin
-        begin, size = self._end, _buffer_bytes(length)
+        begin, size = self._end, self._bytes_of(length)
         if begin % _MAP + size > _MAP:  # it lies in one map, or has one of its own
             begin = _whole_maps(begin)
         self._end = begin + size if size <= _MAP else _whole_maps(begin + size)
         os.ftruncate(self._file, _whole_maps(self._end))
         return begin
 
+    def _bytes_of(self, length: int) -> int:
+        """Of a buffer: with a byte for each rank, in whole pages."""
+        return -(-(_padded(length) + self._ranks) // mmap.PAGESIZE) * mmap.PAGESIZE
+
     def _mapped(self, begin: int, length: int) -> tuple[mmap.mmap, int]:
         """The map that has the buffer, and where in it. Maps are large and few, since each keeps a
         file descriptor; what is not written takes no memory."""
-        size = _whole_maps(_buffer_bytes(length))
+        size = _whole_maps(self._bytes_of(length))
         start = begin // _MAP * _MAP
         with self._lock:
             if start not in self._maps:
@@ -133,11 +138,6 @@ def _whole_maps(length: int) -> int:
 
 def _padded(length: int) -> int:
     return -(-length // _ALIGNED) * _ALIGNED
-
-
-def _buffer_bytes(length: int) -> int:
-    """With a byte for each rank, in whole pages."""
-    return -(-(_padded(length) + _world.size()) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _opened_by_all() -> int:
