@@ -19,6 +19,7 @@ from test_strategy import Loop, assert_as_alone, batches, folder_of_all, in_scop
 
 import farandole as fd
 import grid
+from farandole.common._objects import broadcast_object
 
 for needed in ("tensorflow", "keras"):
     if importlib.util.find_spec(needed) is None:
@@ -239,6 +240,32 @@ def callbacks_and_weights_are_those_of_all_ranks() -> None:
     model.evaluate(X, Y, verbose=0)
     work.assert_same_on_all_ranks(model)
     assert_once_per_host(strategy, model, model.optimizer)
+
+
+@on_ranks(2)
+def values_of_any_size_find_a_place() -> None:
+    from farandole.strategy import _host_memory
+
+    with mock.patch.object(_host_memory, "_MAP", 1 << 16):  # larger values have maps of their own
+        memory = _host_memory.HostMemory()
+        lengths = [10, 60_000, 9_000, 200_000, 65_536, 100]
+        values = [np.full(n, i + 1, np.uint8) for i, n in enumerate(lengths)]
+        written = [memory.write(i, v) for i, v in enumerate(values)] if fd.rank() == 0 else None
+        places = broadcast_object(written, 0, "places")
+        arrays = [memory.array(at, n) for at, n in zip(places, lengths, strict=True)]
+        for array, value in zip(arrays, values, strict=True):
+            assert np.array_equal(array, value)
+        fd.barrier()
+        if fd.rank() == 0:
+            other = memory.write(1, values[1])  # which rank 1 still reads
+            assert other not in places
+            memory.leave(1, lengths[1])
+            assert memory.buffers() == 5
+        fd.barrier()
+        del arrays, array
+        fd.barrier()
+        if fd.rank() == 0:
+            assert memory.write(7, values[1]) == places[1]
 
 
 @on_ranks(2)
