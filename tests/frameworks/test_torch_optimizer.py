@@ -636,8 +636,6 @@ def what_is_not_supported_is_refused() -> None:
     refused(distributed(named_parameters=[*named, named[0]]), "twice: 0.weight")
     lbfgs = torch.optim.LBFGS(model.parameters())
     refused(lambda: hvd.DistributedOptimizer(lbfgs), "LBFGS")
-    complex_ = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.complex64))], lr=0.1)
-    refused(lambda: hvd.DistributedOptimizer(complex_), "complex64")
     assert type(optimizer) is torch.optim.SGD
     wrapped = distributed()()
     refused(distributed(), "already")
