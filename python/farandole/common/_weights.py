@@ -154,18 +154,6 @@ class PatientWeights(Weights):
         elif self.table != before:  # else nobody has taken a step yet
             raise error
 
-    def pass_over(self, steps: int) -> None:
-        """So many steps have been taken since, in which nothing was due."""
-        self.steps += steps
-
-    def quiet_steps(self) -> int:
-        """How many steps from now on need no begin_step()."""
-        if not self.waits:
-            return in_steps(math.inf)
-        if self._open or self._period is None:
-            return 0
-        return in_steps(-self.steps % self._period)
-
     def note_broadcast(self, variables: set[int]) -> None:
         self._open -= variables
 

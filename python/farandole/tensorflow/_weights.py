@@ -13,7 +13,7 @@ Graphs of TensorFlow 1 have no values outside of a session; theirs are not compa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,23 +70,16 @@ def compared(
         if weights.waits and while_traced and not goes_on():
             _look(weights, held)
         waits = period() is not None if goes_on() else weights.waits
-        called = []
-        if waits and goes_on():
-            called = [_in_graph(label, known, line, ranks, held)]
-        elif waits:
-            called = [_when_due(weights, lambda: _in_graph(label, known, line, ranks, held))]
+        called = [_in_graph(label, known, line, ranks, held)] if waits else []
         with tf.control_dependencies(called):
             yield
         return
     yield
     if weights.waits:
-        _settle(weights)
         try:
             weights.begin_step(lambda: _checksums([tf.convert_to_tensor(v) for v in held]))
         except Mismatch as error:
             raise Different(error) from None
-        finally:
-            _plan(weights)
 
 
 def _for_a_session() -> bool:
@@ -116,46 +109,6 @@ def _look(weights: PatientWeights, variables: Sequence[Any]) -> None:
     weights.look(lambda: checksums)
 
 
-class _Countdown:
-    """Steps that graphs take of one model before the next one that is compared: a call into Python
-    in each would cost more than the comparison."""
-
-    def __init__(self) -> None:
-        self.planned = 0
-        with tf.init_scope(), tf.device("/cpu:0"):
-            self.left = tf.Variable(0, trainable=False, dtype=tf.int64, name="farandole_countdown")
-
-
-_countdowns: weakref.WeakKeyDictionary[PatientWeights, _Countdown] = weakref.WeakKeyDictionary()
-
-
-def _when_due(weights: PatientWeights, compare: Callable[[], Any]) -> Any:
-    if weights not in _countdowns:
-        _countdowns[weights] = _Countdown()
-
-    def due() -> Any:
-        with tf.control_dependencies([compare()]):
-            return tf.constant(True)
-
-    left = _countdowns[weights].left.assign_sub(1)
-    return tf.cond(left < 0, due, lambda: tf.constant(False))
-
-
-def _settle(weights: PatientWeights) -> None:
-    """Counts the steps that graphs have taken since without a call."""
-    if weights in _countdowns:
-        countdown = _countdowns[weights]
-        left = max(int(countdown.left.numpy()), 0)
-        weights.pass_over(countdown.planned - left)
-
-
-def _plan(weights: PatientWeights) -> None:
-    if weights in _countdowns:
-        countdown = _countdowns[weights]
-        countdown.planned = weights.quiet_steps()
-        countdown.left.assign(countdown.planned)
-
-
 def _in_graph(
     label: str, names: Sequence[str], line: str, ranks: ProcessSet, variables: Sequence[Any]
 ) -> Any:
@@ -167,11 +120,7 @@ def _in_graph(
         if any(variable is None for variable in held):
             return  # the graph alone has them, and nobody's broadcast
         weights = patient_weights(label, names, line, ranks, held)
-        _settle(weights)
-        try:
-            if weights.waits:
-                weights.begin_step(lambda: _checksums(values))
-        finally:
-            _plan(weights)
+        if weights.waits:
+            weights.begin_step(lambda: _checksums(values))
 
     return tf.py_function(begin, [tf.convert_to_tensor(v) for v in variables], [])
