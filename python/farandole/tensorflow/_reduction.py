@@ -13,7 +13,6 @@ say so: when a rank compares anew, those of its step before that never came are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -131,8 +130,8 @@ class Reduction(_reduction.Reduction):
     def _checked(
         self, ours: Sequence[Any], plans: list[_Plan], names: Sequence[str], finite: bool
     ) -> tuple[FiniteCheck | None, int]:
-        """Puts its flag at the end of the smallest operation of dense gradients, whose number it
-        gives: a large one would be copied for it."""
+        """Puts its flag at the end of the last operation of dense gradients, whose number it gives:
+        the flag waits for all gradients, as that one probably does anyway."""
         if not finite or self.horovods_op not in (Average, Sum) or not is_looked_at():
             return None, -1
         looked: list[tuple[int, Any]] = []
@@ -145,7 +144,7 @@ class Reduction(_reduction.Reduction):
         if not dense:
             dense = [len(plans)]
             plans.append(self._dense_plan(ours, [], f"{self.label}/{FLAG}"))
-        flagged = min(dense, key=lambda at: _size(plans[at][0].tensors))
+        flagged = dense[-1]
         request = plans[flagged][0]
         request.tensors = [*request.tensors, check.flag]
         return check, flagged
@@ -249,11 +248,6 @@ class Reduction(_reduction.Reduction):
             for i, value in zip(places, values, strict=True):
                 reduced[i] = value
         return reduced
-
-
-def _size(tensors: Sequence[Any]) -> float:
-    counts = [tensor.shape.num_elements() for tensor in tensors]
-    return math.inf if None in counts else sum(counts)
 
 
 def all_or_none(gradients: list[Any], first: Sequence[Any] = ()) -> list[Any]:
