@@ -3,9 +3,10 @@
 First of all ranks compare their models, a line a variable, when a step runs; what waits for others
 before that would wait for ever where models differ. So values are compared after it: eagerly at
 once, in a graph by a call of ours behind the step's barrier. It does nothing once variables are
-known to be equal, and a function that is traced later goes without. Keras compares models while it
-traces; there values are compared at the same time, and a graph whose variables are equal has
-nothing of it.
+known to be equal, and a function that is traced later goes without: a graph that calls Python
+cannot be saved, and its steps wait for the call. Where a program asks for every so many steps the
+call stays. Keras compares models while it traces; there values are compared at the same time, and a
+graph whose variables are equal has nothing of it.
 
 Graphs of TensorFlow 1 have no values outside of a session; theirs are not compared.
 """
@@ -69,7 +70,7 @@ def compared(
     if not tf.executing_eagerly():
         if weights.waits and while_traced and not goes_on():
             _look(weights, held)
-        waits = period() is not None if goes_on() else weights.waits
+        waits = period() is not None if goes_on() else weights.waits_in_graphs
         called = [_in_graph(label, known, line, ranks, held)] if waits else []
         with tf.control_dependencies(called):
             yield
