@@ -45,7 +45,8 @@ def it_is_told_once_and_counted() -> None:
         for bad, word in (math.nan, "NaN"), (-math.inf, "infinite"):
             step = make(f"model {program} {word}", program=program)
             before = fd.nonfinite_steps()
-            assert np.array_equal(step(1.0)["a"], np.full(8, -0.5))
+            with numerics("warn"):  # compiled programs look where it is set
+                assert np.array_equal(step(1.0)["a"], np.full(8, -0.5))
             step(1.0)
             assert fd.nonfinite_steps() == before
             with told(fdj.rank() in (0, fdj.size() - 1), jax.effects_barrier) as texts:
@@ -75,6 +76,19 @@ def nobody_looks_where_it_is_off() -> None:
             before = fd.nonfinite_steps()
             make(f"any model {program}", program=program)(mine(math.nan))
             assert fd.nonfinite_steps() == before
+
+
+@on_ranks(2)
+def a_program_calls_python_only_where_it_is_asked_to() -> None:
+    def text() -> str:
+        optimizer = fdj.distributed(optax.sgd(0.5), name="kept")
+        params = {"a": jnp.ones(8)}
+        state = optimizer.init(params)
+        return jax.jit(optimizer.update).lower(params, state).as_text()
+
+    assert "callback" not in text()
+    with numerics("warn"):
+        assert "callback" in text()
 
 
 test_on_ranks = make_tests(__name__, "jax")

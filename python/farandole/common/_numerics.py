@@ -38,6 +38,11 @@ def mode() -> str:
     return value
 
 
+def is_asked_for() -> bool:
+    """Whether the program has set what happens, for those who look only then."""
+    return "FARANDOLE_NUMERICS" in os.environ and mode() != "off"
+
+
 class NonfiniteWarning(RuntimeWarning):
     """Some rank's gradient was NaN or infinite, and was used."""
 

@@ -1,13 +1,15 @@
 """Whether gradients are finite: one number that goes with their last bucket.
 
-Sums of gradients are not finite where one of their numbers is not. In a program a branch behind the
-reduction calls back into Python; it runs only where some rank's flag is up, and fails the program
-where that is an error. Derivatives and batches of a reduction are not looked at.
+Sums of gradients are not finite where one of their numbers is not. In a compiled program a branch
+behind the reduction calls back into Python; it runs only where some rank's flag is up, and fails
+the program where that is an error. JAX does not keep such a program in its cache of compiled ones,
+so a program looks only where FARANDOLE_NUMERICS is set. Derivatives and batches of a reduction are
+not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from farandole.common._numerics import FLAG, INFINITE, NAN, Found, mode, numerics_of
+from farandole.common._numerics import FLAG, INFINITE, NAN, Found, is_asked_for, mode, numerics_of
 from farandole.common._process_set import ProcessSet
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls
@@ -23,8 +25,9 @@ from farandole.jax._order import group_of_calls
 __all__ = ["FLAG", "FiniteCheck", "is_looked_at"]
 
 
-def is_looked_at(process_set: ProcessSet) -> bool:
-    return mode() != "off" and group_of_calls(process_set).size > 1
+def is_looked_at(gradients: Iterable[Any], process_set: ProcessSet) -> bool:
+    looks = is_asked_for() if traced(list(gradients)) else mode() != "off"
+    return looks and group_of_calls(process_set).size > 1
 
 
 class FiniteCheck:

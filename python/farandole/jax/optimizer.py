@@ -136,7 +136,7 @@ def allreduce_gradients(
     leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in pairs}
     wire = {key: _compressed(leaf, compression) for key, leaf in leaves.items()}
     check = None
-    if wire and is_looked_at(process_set):
+    if wire and is_looked_at(wire.values(), process_set):
         check = FiniteCheck(f"gradients of {name or 'an optimizer'}", wire, process_set)
     wire = reduced_gradients(
         wire, check, op=op, bucket_bytes=bucket_bytes, name=name, process_set=process_set

@@ -57,7 +57,7 @@ class ProgramExchange(PlannedExchange):
                 scaled = _times(jnp.asarray(gradient), reduction.prescale)
                 wires[i], contexts[i] = reduction.compression.compress(scaled)
         check = None
-        if wires and not self.skips and is_looked_at(reduction.process_set):
+        if wires and not self.skips and is_looked_at(wires.values(), reduction.process_set):
             sent = {names[i]: wire for i, wire in wires.items()}
             check = FiniteCheck(f"gradients of {self.label}", sent, reduction.process_set)
         reduced = self._in_groups(wires, variables, check)
