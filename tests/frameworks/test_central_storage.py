@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -164,6 +165,29 @@ def what_was_read_stays_as_it_was() -> None:
     fd.barrier()
     strategy.run(lambda: variable.assign_add([1.0, 2.0]))
     assert buffers() == (2 if fd.rank() == 0 else 0)
+
+
+@on_ranks(2)
+def a_rank_that_is_late_to_read_has_the_value_of_its_step() -> None:
+    from farandole.strategy._host_memory import HostMemory
+
+    strategy = central()
+    with strategy.scope():
+        variable = tf.Variable([0.0], name="v")
+    held = []
+    array = HostMemory.array
+
+    def late(*args: Any) -> Any:
+        time.sleep(0.2 * fd.rank())
+        return array(*args)
+
+    with mock.patch.object(HostMemory, "array", late):
+        for _ in range(4):
+            strategy.run(lambda: variable.assign_add([1.0]))
+            if fd.rank() == 1:
+                held.append(variable.read_value())
+    assert [float(value[0]) for value in held] == [1.0, 2.0, 3.0, 4.0][: len(held)]
+    assert len(held) == 4 * fd.rank()
 
 
 @on_ranks(3)

@@ -194,7 +194,7 @@ class CentralExtended(Extended):
             rows = zip(np.asarray(places).tolist(), mine, strict=True)
             return [self._found(begin, each) for begin, each in rows]
 
-        with tf.device("/cpu:0"), self._after_reduced(), self._in_turn():
+        with tf.device("/cpu:0"), self._after_reduced(), self._in_turn() as done:
             if self.leads:
                 values = [each.read_value() for each in mine]
                 places = _called(written, values, [tf.int64])[0]
@@ -204,7 +204,7 @@ class CentralExtended(Extended):
             # A sum and no broadcast: rank 0 goes on when all ranks have come.
             places = run(Request("all_reduce", [places], label, op="sum", note=note))[0]
             for each, value in zip(mine, _called(found, [places], dtypes), strict=True):
-                each.assign(tf.ensure_shape(value, each.shape), read_value=False)
+                done.append(each.assign(tf.ensure_shape(value, each.shape), read_value=False))
 
     def publish_among(self, variables: Sequence[Any]) -> list[Any]:
         """Collective: publishes the shared ones of Keras' variables; returns those that are
@@ -227,14 +227,16 @@ class CentralExtended(Extended):
         self._reduced = []
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """In a graph: publications run in the order in which they are made."""
+    def _in_turn(self) -> Iterator[list[Any]]:
+        """In a graph: publications run in the order in which they are made. Takes what ends one."""
+        done: list[Any] = []
         if tf.executing_eagerly():
-            yield
+            yield done
             return
         with tf.control_dependencies([self._turn.read_value()]):
-            yield
-            self._turn.assign_add(1, read_value=False)
+            yield done
+            with tf.control_dependencies(done):
+                self._turn.assign_add(1, read_value=False)
 
     def _written(self, variable: Any, value: Any) -> int:
         assert self.memory is not None

@@ -8,9 +8,9 @@ new value. So a new value never replaces bytes that any rank may still read. It 
 another buffer, and the old one is free once no rank has an array on it. In most programs a variable
 has two buffers, which take turns.
 
-Each rank marks the buffers that it reads in a byte of its own behind the data. A rank has marked a
-buffer before it takes part in the next operation, and rank 0 reuses that buffer two operations
-later at the earliest, so it sees the mark.
+Behind the data, a buffer has a mark of each rank: a byte that is 1 as long as the rank may read
+it. Rank 0 sets all marks when it writes, since a rank may come late to its array, and each rank
+clears its own when its last array is gone. So every rank has to take an array of every value.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class HostMemory:
             self._left[length].append(begin)
         memory, at = self._mapped(free[0], length)
         np.frombuffer(memory, np.uint8, length, at)[:] = value
+        memory[self._marks(at, length)] = b"\1" * self._ranks
         return free[0]
 
     def array(self, begin: int, length: int) -> Bytes:
@@ -80,7 +81,6 @@ class HostMemory:
             self._made += 1
             number = self._made
             self._arrays[begin].add(number)
-            memory[at + _padded(length) + self._rank] = 1
         weakref.finalize(found, self._dropped, begin, length, number).atexit = False
         return found
 
@@ -98,12 +98,16 @@ class HostMemory:
             here.discard(number)
             if not here:
                 memory, at = self._mapped(begin, length)
-                memory[at + _padded(length) + self._rank] = 0
+                memory[self._marks(at, length).start + self._rank] = 0
 
     def _is_read(self, begin: int, length: int) -> bool:
         memory, at = self._mapped(begin, length)
-        marks = at + _padded(length)
-        return any(memory[marks : marks + self._ranks])
+        return any(memory[self._marks(at, length)])
+
+    def _marks(self, at: int, length: int) -> slice:
+        """Of the ranks on a buffer, in its map."""
+        first = at + _padded(length)
+        return slice(first, first + self._ranks)
 
     def _allot(self, length: int) -> int:
         for begin in self._left[length]:
