@@ -56,7 +56,9 @@ void ControlMesh::take_answer(int rank, WireReader& from) {
   auto told = get_message<AnswerMessage>(from);
   if (!told.progress) return;
   const Lock lock(mutex_);
-  answers_[{told.key, rank}] = std::move(*told.progress);
+  const auto [known, is_first] = answers_.try_emplace({told.key, rank});
+  if (!is_first && known->second == *told.progress) return;  // nobody wakes for what is no news
+  known->second = std::move(*told.progress);
   ring(doorbell_.get());
 }
 
