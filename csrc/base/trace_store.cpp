@@ -81,7 +81,8 @@ std::string metadata(int pid, int64_t tid, std::string_view name, const std::str
 
 /// The picture of one event; of an operation two: in its stream, and from launch to done.
 std::string lines_of(const TraceEvent& e, int rank, int64_t tid, uint64_t key) {
-  const std::string title = quoted(e.name[0] != 0 ? std::string_view(e.name) : e.label);
+  const std::string label = text_in(e.label);
+  const std::string title = quoted(e.name[0] != 0 ? text_in(e.name) : label);
   const int64_t begin = nanoseconds(e.begin), end = nanoseconds(e.end);
   const auto head = [&](const char* type, std::string_view category, int64_t at) {
     return "{\"ph\":\"" + std::string(type) + "\"" + member("pid", std::to_string(rank)) +
@@ -97,8 +98,8 @@ std::string lines_of(const TraceEvent& e, int rank, int64_t tid, uint64_t key) {
   if (e.bytes != 0 || e.kind == TraceKind::operation) argue("bytes", std::to_string(e.bytes));
   if (e.kind == TraceKind::turn) argue("turns", std::to_string(e.count));
   if (e.kind == TraceKind::operation || e.kind == TraceKind::device) {
-    argue("collective", quoted(e.label));
-    argue("path", quoted(e.path));
+    argue("collective", quoted(label));
+    argue("path", quoted(text_in(e.path)));
     argue(e.kind == TraceKind::device ? "ready" : "launched",
           microseconds(nanoseconds(e.launched)));
     if (e.count != 0) argue("failed", "true");
@@ -121,8 +122,9 @@ struct Shown {
 };
 
 struct Copied {
-  uint64_t lost;  // so many of the row's events are gone
-  uint64_t seen;  // how many there have been
+  uint64_t lost;     // so many of the row's events are gone
+  uint64_t seen;     // how many there have been
+  uint64_t damaged;  // of those that are there: left out, too
 };
 
 /// The events of a row since its `from_event`th, whose thread may go on writing: those it
@@ -150,7 +152,12 @@ Copied copy_row(const TraceStore& store, size_t row, uint64_t from_event, bool s
   const uint64_t torn = std::min(std::max(lost, first) - first, written - first);
   into.erase(into.begin() + static_cast<ptrdiff_t>(begin),
              into.begin() + static_cast<ptrdiff_t>(begin + torn));
-  return {std::max(lost, first_of(written)), written};
+  const auto damaged = std::remove_if(
+      into.begin() + static_cast<ptrdiff_t>(begin), into.end(),
+      [](const Shown& s) { return static_cast<size_t>(s.event.kind) >= kKinds.size(); });
+  const auto count = static_cast<uint64_t>(into.end() - damaged);
+  into.erase(damaged, into.end());
+  return {std::max(lost, first_of(written)), written, count};
 }
 
 // ---- the rows of the picture ----
@@ -266,8 +273,8 @@ std::string TraceStore::part(bool still) const {
   TimePoint complete_since{};  // all that ended later is there
   for (uint32_t r = 0; r < rows_there; ++r) {
     rows += about_thread(*head_, r);
-    const uint64_t gone = copy_row(*this, r, 0, still, shown).lost;
-    lost += gone;
+    const auto [gone, seen, damaged] = copy_row(*this, r, 0, still, shown);
+    lost += gone + damaged;
     if (gone > 0)
       complete_since = std::max(complete_since, events(r)[gone % Trace::kEventsPerThread].end);
   }

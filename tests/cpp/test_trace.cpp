@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -256,4 +257,18 @@ TEST(trace_into_no_directory_is_an_error) {
   }
   const Trace trace({directory.path + "/a/b/c", 1, 0, 1, "host"});
   CHECK(std::filesystem::is_directory(directory.path + "/a/b/c"));
+}
+
+TEST(trace_leaves_out_an_event_that_is_damaged) {
+  const Directory directory;
+  Trace trace({directory.path, 1, 0, 1, "host"});
+  trace.record(event(10, 20));
+  trace.record(event(30, 40));
+  TraceEvent& damaged = trace.store().events(0)[0];
+  damaged.kind = static_cast<TraceKind>(200);
+  std::memset(damaged.name, 'x', sizeof damaged.name);  // and no end
+  const std::string part = trace.store().part(true);
+  CHECK(part.find("xxx") == std::string::npos);
+  CHECK(part.find("\"name\":\"30\"") != std::string::npos);
+  CHECK(part.find("\"lost\":1") != std::string::npos);
 }
