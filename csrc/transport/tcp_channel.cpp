@@ -100,7 +100,9 @@ void TcpChannel::complain() {
   where.peer = peer_;
   where.lane = lane_.lane;
   where.evidence = std::string("the kernel says: ") + std::strerror(error_);
-  throw Error(ErrorCode::link, "the TCP connection to rank " + std::to_string(peer_) + " is broken",
+  throw Error(ErrorCode::link,
+              "the TCP connection between ranks " + std::to_string(lane_.dialer) + " and " +
+                  std::to_string(lane_.listener) + " is broken",
               where);
 }
 

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -178,7 +179,10 @@ void TcpDoor::let_in(int listener) {
     if (!socket && (errno == ECONNABORTED || errno == EINTR)) continue;
     if (!socket && errno == EAGAIN) return;
     if (!socket) {  // no descriptor to be had, say: not asked again and again
-      log(LogLevel::warning, std::string("accepting a TCP connection: ") + std::strerror(errno));
+      const bool none_left = errno == EMFILE || errno == ENFILE;
+      const Error error = of_this_rank(errno_error("accepting a TCP connection"));
+      if (none_left) refuse_awaited(error);
+      if (note_is_due()) log(LogLevel::warning, error.verdict());
       for (const Fd& each : listeners_)
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, each.get(), nullptr);
       accept_again_ = now() + kAcceptPause;
@@ -323,9 +327,31 @@ void TcpDoor::arrived(TcpArrival& arrival) {
 }
 
 void TcpDoor::note_stranger(const std::string& why) {
-  if (now() < next_note_) return;
+  if (note_is_due()) log(LogLevel::info, "a TCP connection to this rank was dropped: " + why);
+}
+
+bool TcpDoor::note_is_due() {
+  if (now() < next_note_) return false;
   next_note_ = now() + kBetweenNotes;
-  log(LogLevel::info, "a TCP connection to this rank was dropped: " + why);
+  return true;
+}
+
+Error TcpDoor::of_this_rank(const Error& error) const {
+  Context where;
+  where.rank = rank_;
+  where.pid = ::getpid();
+  return {error.code(), "rank " + std::to_string(rank_) + ": " + error.verdict(), std::move(where),
+          error.advice()};
+}
+
+/// Who waits for them here would wait for ever, and so would all others for this rank.
+void TcpDoor::refuse_awaited(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [lane, waiting] : std::exchange(awaited_, {}))
+    if (const auto arrival = waiting.lock()) {
+      arrival->error = error;
+      arrived(*arrival);
+    }
 }
 
 // ---- whom we call ----
@@ -365,7 +391,8 @@ void TcpDoor::begin(Dial dial) {
   const TcpAddress& address = (*addresses)[dial.at];
   dial.whys[dial.at] = address.text() + ": ";
   Fd socket = begin_to_connect(address);
-  if (!socket && errno == EMFILE) return give_up(dial, errno_error("opening a TCP socket"));
+  if (!socket && (errno == EMFILE || errno == ENFILE))
+    return give_up(dial, of_this_rank(errno_error("opening a TCP socket")));
   if (!socket) return try_again(std::move(dial), std::strerror(errno));
   const TcpLane lane = dial.lane;
   add({TcpTalk(std::move(socket), TcpHandshake::dial(lane, segment_->secret())), std::move(dial),

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "transport/segment.h"
 #include "transport/tcp_address.h"
 #include "transport/tcp_talk.h"
@@ -94,6 +95,9 @@ class TcpDoor {
   void keep_unclaimed(const TcpLane& lane, Fd socket);
   void arrived(TcpArrival& arrival);
   void note_stranger(const std::string& why);
+  bool note_is_due();
+  Error of_this_rank(const Error& error) const;
+  void refuse_awaited(const Error& error);
 
   std::shared_ptr<Segment> segment_;
   const int rank_;

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +43,32 @@ def test_a_rank_killed_while_data_move_is_named(spawn: Spawn, size: int, count: 
     world.hear_all()
     world.signal(1, signal.SIGKILL)
     assert_all_lost(world.outcomes([r for r in range(size) if r != 1]), world, 1)
+
+
+def runs_out_of_files(poor: int) -> None:
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    if fd.rank() == poor:
+        limit = len([*Path("/proc/self/fd").iterdir()]) + 5
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+    for n in range(1, 10):
+        fd.all_gather(np.ones(1 << 2 * n))
+        fd.split(0)
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_a_rank_without_descriptors_is_named_at_once(spawn: Spawn, poor: int) -> None:
+    """Rank 0 dials, rank 1 accepts."""
+    world = spawn(2, env=harness.split("1,1"))
+    world.start(runs_out_of_files, poor)
+    outcomes = world.outcomes()
+    assert {o.error for o in outcomes} == {"ResourceError"}, outcomes[0].trace
+    assert {o.rank for o in outcomes} == {poor}
+    assert len({o.verdict for o in outcomes}) == 1
+    assert "this process may open" in outcomes[0].verdict
 
 
 def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) -> None:
