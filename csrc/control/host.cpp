@@ -94,6 +94,14 @@ size_t default_arena_bytes() {
          static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
+Context Host::about(int world_rank, Context where) const {
+  const PeerInfo& peer = peers[static_cast<size_t>(world_rank)].info;
+  where.rank = world_rank;
+  where.pid = peer.pid;
+  where.host = peer.host;
+  return where;
+}
+
 std::optional<Error> absence_of(const Host& host, int rank, const std::string& when) {
   const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
   pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};

@@ -61,6 +61,8 @@ struct Host {
   /// "rank 3 (pid 4711, stopped)", of one on another host as name_of().
   std::string name_and_state_of(int world_rank) const;
   bool stands_still(int world_rank) const;
+  /// The same facts, of that rank.
+  Context about(int world_rank, Context where = {}) const;
 };
 
 /// The processors this process may run on.

@@ -40,6 +40,9 @@ fd.init()
 group = fd.split(0) if how == "group" else None
 fd.all_reduce(np.ones(3), group=group)
 if RANK == culprit:
+    if how == "early": sys.exit(0)
+    if how == "_exit 0": os._exit(0)
+    if how == "stuck": time.sleep(1000)
     if how == "exit": sys.exit(7)
     if how == "_exit": os._exit(7)
     raise ValueError("bad sample 4711")
@@ -80,3 +83,23 @@ def test_a_rank_that_ends_late_is_the_cause_all_the_same(tmp_path: Path, grace: 
         rf"\({re.escape(str(script))}, line \d+\)",
         done.stderr.splitlines()[-1],
     ), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "became", "error"),
+    [
+        ("early", "exited with code 0", "EarlyExit"),
+        ("_exit 0", "exited with code 0", "PeerLost"),
+        ("stuck", "did not go on", "Stalled"),
+    ],
+)
+def test_no_victim_is_named_where_the_cause_has_not_failed(
+    tmp_path: Path, how: str, became: str, error: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    done = launch(3, [sys.executable, script, how], code=None, FARANDOLE_TIMEOUT="1")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    named = rf"farandole: rank 2 \(pid \d+\) {became}; rank [01] ended with farandole.{error}: "
+    assert re.match(named + ".*rank 2", last), done.stderr

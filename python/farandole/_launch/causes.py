@@ -99,18 +99,29 @@ class Causes:
         if self._first_loss is not None:
             return Verdict(1, self._others_than(None), self._first_loss.trouble)
         if own := self.failed_by_themselves():
-            return self._blaming(own[self._blame.first(own)])
+            first, named = self._blame.first(own)
+            return self._blaming(own[first], named)
         if self.stopped_by is not None and self._has_ended_early():
             return Verdict(128 + self.stopped_by, f"the job was ended by {self.stopped_by.name}")
         return Verdict(0)
 
-    def _blaming(self, rank: Rank) -> Verdict:
+    def _blaming(self, rank: Rank, named: int | None) -> Verdict:
+        """`named`: by the error of `rank`, which is its victim."""
         code, how = self._end_of(rank)
+        for other in self._ranks():
+            if other.number == named and (said := self._blame.end_of(rank.number)):
+                how = f"{self._standing(other)}; {rank.kind} {rank.number} ended with {said.cause}"
         place = self._places[self._host_of(rank.number)]
         if code == -signal.SIGKILL and place.out_of_memory:
             how += " (out of memory: oom_kill rose)"
         exit_code = shell_code(code)
         return Verdict(exit_code, self._others_than(rank), how)
+
+    def _standing(self, rank: Rank) -> str:
+        """What became of one that did not fail by itself."""
+        if rank.number not in self._ended_by:
+            return rank.describe_end()
+        return f"{rank.kind} {rank.number} (pid {rank.process}) did not go on"
 
     def _has_ended_early(self) -> bool:
         started = any(self._ranks()) and all(place.started for place in self._places)

@@ -123,17 +123,20 @@ class Blame:
     def end_of(self, rank: int) -> End | None:
         return self._ends.get(rank)
 
-    def first(self, failed: Container[int]) -> int:
-        """The cause among them, of whom there is at least one."""
+    def first(self, failed: Container[int]) -> tuple[int, int | None]:
+        """The first among them, of whom there is at least one; and whom that blames, who has not
+        failed: it left too early, or did not go on."""
         found = next(rank for rank in self._order if rank in failed)
         seen = {found}
         while (end := self._ends.get(found)) is not None:
             blamed = self._rank_of(end.blamed, found)
-            if blamed is None or blamed in seen or blamed not in failed:
+            if blamed is None or blamed in seen:
                 break
+            if blamed not in failed:
+                return found, blamed
             found = blamed
             seen.add(found)
-        return found
+        return found, None
 
     def _rank_of(self, pid: int, near: int) -> int | None:
         """Of several hosts' processes of that number, the one on the host of rank `near`."""
