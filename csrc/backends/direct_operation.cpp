@@ -4,6 +4,7 @@
 
 #include "backends/direct_path.h"
 #include "base/copy.h"
+#include "base/wire.h"
 #include "fold/fold.h"
 #include "schedule/slicing.h"
 #include "transport/foreign_memory.h"
@@ -45,11 +46,9 @@ std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Addresses::* whi
                                    size_t bytes) const {
   const uint64_t at = address(r, which);
   if (at == 0 || (at & kForeign) != 0) return nullptr;
-  std::byte* data = memory_->segment->at(at - 1);
-  if (!memory_->segment->offset_of(data, bytes))
-    throw Error(ErrorCode::resource,
-                "shared memory control block of rank " + std::to_string(r) + " is corrupt");
-  return data;
+  return taken("the address of a buffer", memory_->members[static_cast<size_t>(r)],
+               memory_->members[static_cast<size_t>(memory_->rank)],
+               [&] { return memory_->segment->at(at - 1, bytes); });
 }
 
 uint64_t DirectOperation::foreign(int r, std::atomic<uint64_t> Addresses::* which) const {

@@ -90,8 +90,11 @@ void EagerBackend::arrived(std::span<const std::span<const std::byte>> data) {
     const auto index = static_cast<size_t>(r);
     inputs_[index] = r == memory_.rank ? what_.operation().input.data : data[index].data();
     if (r != memory_.rank && what_.is_read(r) && data[index].size() != what_.input_bytes(r))
-      WireReader::malformed(std::to_string(data[index].size()) + " bytes where " +
-                            std::to_string(what_.input_bytes(r)) + " belong");
+      taken("the data of an operation", memory_.members[index],
+            memory_.members[static_cast<size_t>(memory_.rank)], [&] {
+              WireReader::malformed(std::to_string(data[index].size()) + " bytes where " +
+                                    std::to_string(what_.input_bytes(r)) + " belong");
+            });
   }
 }
 

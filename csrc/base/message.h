@@ -134,6 +134,8 @@ void put_tagged(WireWriter& to, const Values&... values) {
 
 // ---- reading ----
 
+enum class Truth : uint8_t { no, yes };
+
 template <typename Message>
 Message get_message(WireReader& from);
 
@@ -145,14 +147,14 @@ void get_value(WireReader& from, T& value) {
     static_assert(std::is_same_v<T, std::remove_cv_t<decltype(Limit)>>, "name its last value");
     value = from.get_enum(Limit);
   } else if constexpr (std::is_same_v<T, bool>) {
-    value = from.get<uint8_t>() != 0;
+    value = from.get_enum(Truth::yes) == Truth::yes;
   } else if constexpr (std::is_arithmetic_v<T>) {
     value = from.get<T>();
   } else if constexpr (is_fixed_text<T>) {
     copy_cut(from.get_text(sizeof value - 1), value);
   } else if constexpr (is_optional_message<T>) {
     value.reset();
-    if (from.get<uint8_t>() != 0) value = get_message<typename T::value_type>(from);
+    if (from.get_enum(Truth::yes) == Truth::yes) value = get_message<typename T::value_type>(from);
   } else {
     static_assert(Limit > 0, "bound what is read");
     if constexpr (std::is_same_v<T, std::string>) {
@@ -169,12 +171,36 @@ void get_value(WireReader& from, T& value) {
   }
 }
 
-/// Throws Error(link) where it is malformed.
+/// Throws Malformed where it is.
 template <typename Message>
 Message get_message(WireReader& from) {
   Message message{};
   fields_of<Message>.for_each(
       [&]<typename F>(F) { get_value<F::kLimit>(from, message.*F::kMember); });
+  return message;
+}
+
+/// The same bounds for a message that was not read but lies in memory that others write. Throws
+/// Malformed.
+template <typename Message>
+void check_fields(const Message& message) {
+  fields_of<Message>.for_each([&]<typename F>(F) {
+    using T = typename F::Type;
+    const T& value = message.*F::kMember;
+    if constexpr (is_message<T>)
+      check_fields(value);
+    else if constexpr (std::is_enum_v<T>)
+      if (value > F::kLimit)
+        WireReader::malformed("the number " + std::to_string(static_cast<int>(value)));
+  });
+}
+
+/// All of the bytes: nothing may follow.
+template <typename Message>
+Message get_whole(std::span<const std::byte> bytes) {
+  WireReader from(bytes);
+  Message message = get_message<Message>(from);
+  from.end();
   return message;
 }
 

@@ -18,6 +18,39 @@ namespace farandole {
 template <typename T>
 inline constexpr bool is_wire_number = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
+/// Bytes of another rank that mean nothing. Who knows where they came from says so: see taken().
+class Malformed : public Error {
+ public:
+  explicit Malformed(const std::string& why)
+      : Error(ErrorCode::link, "a message of another rank is malformed: " + why, {}, kAdvice),
+        why_(why) {}
+  const std::string& why() const { return why_; }
+
+  static constexpr const char* kAdvice =
+      "run the same version on every rank; where it is the same, something on the way changes "
+      "bytes";
+
+ private:
+  std::string why_;
+};
+
+/// Calls `take`, which reads `what` (a kind of message) that `rank` has sent to rank `me`. Throws
+/// Error(link) that names all three where it is malformed.
+template <typename Take>
+decltype(auto) taken(std::string_view what, int rank, int me, Take take) {
+  try {
+    return take();
+  } catch (const Malformed& error) {
+    Context where;
+    where.rank = where.peer = rank;
+    where.evidence = "seen by rank " + std::to_string(me) + ", which has checked every field";
+    throw Error(
+        ErrorCode::link,
+        std::string(what) + " from rank " + std::to_string(rank) + " is malformed: " + error.why(),
+        std::move(where), Malformed::kAdvice);
+  }
+}
+
 class WireWriter {
  public:
   template <typename T>
@@ -58,7 +91,7 @@ class FrameWriter : public WireWriter {
   }
 };
 
-/// Throws Error(link) when the bytes end before what is asked for does.
+/// Throws Malformed when the bytes end before what is asked for does.
 class WireReader {
  public:
   explicit WireReader(std::span<const std::byte> bytes) : left_(bytes) {}
@@ -74,8 +107,8 @@ class WireReader {
   std::vector<T> get_list(size_t at_most) {
     const auto count = get<uint32_t>();
     if (count > at_most) malformed("a list of " + std::to_string(count) + " entries");
+    const std::byte* from = next(count * sizeof(T));  // they are there, so the list may be made
     std::vector<T> list(count);
-    const std::byte* from = next(count * sizeof(T));
     if (count > 0) std::memcpy(list.data(), from, count * sizeof(T));
     return list;
   }
@@ -97,11 +130,12 @@ class WireReader {
     return static_cast<Enum>(value);
   }
   bool done() const { return left_.empty(); }
-
-  [[noreturn]] static void malformed(const std::string& what) {
-    throw Error(ErrorCode::link, "a message of another rank is malformed: " + what, {},
-                "run the same version on every rank");
+  /// Behind the last field.
+  void end() const {
+    if (!done()) malformed(std::to_string(left_.size()) + " bytes behind its end");
   }
+
+  [[noreturn]] static void malformed(const std::string& why) { throw Malformed(why); }
 
  private:
   const std::byte* next(size_t bytes) {

@@ -1,5 +1,6 @@
 #include "control/absence.h"
 
+#include "base/wire.h"
 #include "control/control_mesh.h"
 #include "control/farewell.h"
 
@@ -23,9 +24,7 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
   const HostPeer& peer = around.host->peers[index];
   const std::string me = std::to_string(around.host->rank), title = where.operation;
   const std::string name = around.host->name_of(world_rank);
-  where.rank = world_rank;
-  where.host = peer.info.host;
-  where.pid = peer.info.pid;
+  where = around.host->about(world_rank, std::move(where));
   where.signal = (*around.dead)[index] ? (*around.deaths)[index].signal : 0;
   if (has_left(around, world_rank)) {
     if (auto reason = farewell_of(*around.host->segment, world_rank, where)) return reason;
@@ -37,6 +36,12 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
     return Error(ErrorCode::early_exit,
                  name + " left without waiting for " + title + ", which it had submitted",
                  std::move(where), "wait for every handle before shutdown()");
+  }
+  if (const std::string why = peer.here ? "" : around.host->mesh->distrust(world_rank);
+      !why.empty()) {
+    where.peer = world_rank;
+    where.evidence = "seen by rank " + me + ", which has checked every field";
+    return Error(ErrorCode::link, why + "; during " + title, std::move(where), Malformed::kAdvice);
   }
   if (!peer.here && around.host->mesh->has_lost_sight_of(world_rank)) {
     where.evidence = "nothing came from host " + peer.info.host +

@@ -37,11 +37,8 @@ bool means_silence(int error) {
 }
 
 /// Why that rank cannot be reached, with where it is.
-Error of_host(const Error& error, const HostPeer& peer) {
-  Context where = error.where();
-  where.rank = peer.info.rank;
-  where.host = peer.info.host;
-  where.pid = peer.info.pid;
+Error of_host(const Error& error, const Host& host, int rank) {
+  Context where = host.about(rank, error.where());
   where.evidence += "; rank " + std::to_string(where.rank) + " is pid " +
                     std::to_string(where.pid) + " on " + where.host;
   return Error(error.code(), error.verdict(), std::move(where), error.advice());
@@ -83,7 +80,8 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
       if (!arrival->here.load(std::memory_order_acquire))
         missing.push_back(r);
       else if (arrival->error)
-        throw of_host(*arrival->error, host.peers[static_cast<size_t>(r)]);
+        throw arrival->error->where().rank == rank_ ? Error(*arrival->error)
+                                                    : of_host(*arrival->error, host, r);
     }
     if (missing.empty()) break;
     if (deadline.passed(now())) {
@@ -182,7 +180,8 @@ bool ControlMesh::look(int timeout_ms) {
 void ControlMesh::forgive_silence() {
   const TimePoint when = now();
   if (when - last_turn_ > kSlept)
-    for (const auto& other : peers_) other->heard = when;
+    for (const auto& other : peers_)
+      if (other->distrust.empty()) other->heard = when;
   last_turn_ = when;
 }
 
@@ -231,16 +230,36 @@ void ControlMesh::read(int rank) {
       lose(rank, count < 0 ? errno : from.error);
       return;
     }
+    if (!distrust(rank).empty()) continue;
     from.heard = now();
     from.coming.insert(from.coming.end(), chunk, chunk + count);
     try {
-      take_frames(rank);
+      taken("a control message", rank, rank_, [&] { take_frames(rank); });
     } catch (const Error& error) {
-      log(LogLevel::error, "rank " + std::to_string(rank) + ": " + error.verdict());
-      lose(rank, 0);
-      return;
+      stop_reading(rank, error);
     }
   }
+}
+
+std::string ControlMesh::distrust(int rank) const {
+  const Lock lock(mutex_);
+  return peer(rank).distrust;
+}
+
+/// It takes part in nothing more. It is still told how things end: else it would take this rank for
+/// dead, whose connection has ended.
+void ControlMesh::stop_reading(int rank, const Error& error) {
+  Peer& odd = peer(rank);
+  odd.coming.clear();
+  odd.heard = TimePoint{};
+  odd.finished.store(true, std::memory_order_release);
+  {
+    const Lock lock(mutex_);
+    odd.distrust = error.verdict();
+    tell_lost_sight();
+  }
+  odd.lost.store(true, std::memory_order_release);
+  ring(doorbell_.get());
 }
 
 void ControlMesh::take_frames(int rank) {
@@ -254,6 +273,7 @@ void ControlMesh::take_frames(int rank) {
     if (coming.size() - at - sizeof length < length) break;
     WireReader from(std::span<const std::byte>(coming).subspan(at + sizeof length, length));
     take(rank, from);
+    from.end();
     at += sizeof length + length;
   }
   coming.erase(coming.begin(), coming.begin() + static_cast<std::ptrdiff_t>(at));
@@ -329,6 +349,9 @@ void ControlMesh::tell_last_state() {
 /// What it has done is known before it is known that it does nothing more.
 void ControlMesh::take_state(int rank, WireReader& from) {
   auto told = get_message<StateMessage>(from);
+  if (told.state > static_cast<uint64_t>(RankState::gone) ||
+      told.farewell > static_cast<uint64_t>(FarewellState::known))
+    WireReader::malformed("a state of " + std::to_string(told.state));
   {
     const Lock lock(mutex_);
     for (ProgressOfStream& stream : told.streams)

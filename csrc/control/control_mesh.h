@@ -72,6 +72,9 @@ class ControlMesh : public ProgressBoard {
     return peer(rank).silent.load(std::memory_order_acquire);
   }
 
+  /// Why nothing that it says is read any more: bytes came that no rank sends. Empty: it is.
+  std::string distrust(int rank) const;
+
   /// How it has ended, if somebody has told: see the note.
   std::optional<Death> told_death(int rank) const;
   /// Whether the launcher may tell.
@@ -125,7 +128,8 @@ class ControlMesh : public ProgressBoard {
     int error = 0;               // what broke the connection
     std::set<int> out_of_sight;  // whom it hears no more, by its own words; guarded by mutex_
     std::atomic<bool> silent{false};
-    Fd process;  // of a rank here
+    std::string distrust;  // see there; guarded by mutex_
+    Fd process;            // of a rank here
     pid_t pid = 0;
     std::optional<Death> death;  // as it was told; guarded by mutex_
   };
@@ -164,6 +168,7 @@ class ControlMesh : public ProgressBoard {
   void answer_ping(int rank, WireReader& from);
   void take_pong(WireReader& from);
   void lose(int rank, int error);
+  void stop_reading(int rank, const Error& error);
   void forgive_silence();
   void settle_reports();
   // With mutex_ held.

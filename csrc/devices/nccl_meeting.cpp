@@ -31,8 +31,7 @@ void send(MessageLink& link, const Message& message) {
 
 template <typename Message>
 Message read(const std::vector<std::byte>& bytes) {
-  WireReader from(bytes);
-  return get_message<Message>(from);
+  return get_whole<Message>(bytes);
 }
 
 }  // namespace

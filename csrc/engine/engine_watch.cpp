@@ -144,7 +144,7 @@ std::optional<Death> Engine::known_death(int rank) const {
 /// None where nobody is left who could say how it ended.
 Duration Engine::patience_with(int rank) const {
   if (host_.is_here(rank)) return kDeathPatience;
-  if (host_.mesh->has_lost_sight_of(rank)) return {};
+  if (host_.mesh->has_lost_sight_of(rank) || !host_.mesh->distrust(rank).empty()) return {};
   const auto sees_it = [&](const HostPeer& other) {
     const int r = other.info.rank;
     return r != rank && host_.share_one(r, rank) && !host_.mesh->has_lost(r);

@@ -9,6 +9,7 @@
 
 #include "base/blocked_threads.h"
 #include "base/hash.h"
+#include "base/wire.h"
 #include "control/mesh_failure_detector.h"
 #include "engine/fork.h"
 #include "group/arguments.h"
@@ -123,8 +124,10 @@ void Group::share_fate_in_memory(Deadline deadline) {
   }
   host.segment->publish(host.rank, record_key,
                         owned != nullptr ? *host.segment->offset_of(owned, 1) : 0);
+  const uint64_t offset = await(*engine_, leader, record_key, deadline, defaults_.interrupted);
   auto* cell = std::launder(reinterpret_cast<FailureRecord*>(
-      host.segment->at(await(*engine_, leader, record_key, deadline, defaults_.interrupted))));
+      taken("the place of a group's verdict", leader, host.rank,
+            [&] { return host.segment->at(offset, sizeof(FailureRecord)); })));
   membership_.detector = engine_->share_detector(*cell, record_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
 }

@@ -110,11 +110,7 @@ void Coordinator::take_ready(int rank, uint32_t id, uint64_t seen, TimePoint whe
 void Coordinator::take_full(int rank, uint32_t number, Signature signature, TimePoint when) {
   const Set& set = set_of(signature.set, rank);
   if (set.dropped) return;
-  for (const TensorSignature& tensor : signature.tensors)
-    if (tensor.shape.empty() && extents_count(signature, 1) > 0)
-      WireReader::malformed("a tensor without rows");
-  if (extents_of(signature).size() != extents_count(signature, set.members.size()))
-    WireReader::malformed("splits of another number of members");
+  check_signature(signature, set.members);
   Tally& tally = tally_of(signature);
   Offer& offer = tally.offers[static_cast<size_t>(set.rank_in_set[static_cast<size_t>(rank)])];
   if (offer.state != Offer::State::none) WireReader::malformed("a name is offered twice");

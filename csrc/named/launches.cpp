@@ -31,12 +31,16 @@ void Launches::add(NamedRequest& request, const NamedSet& set, std::span<const i
   complete_parts(request, set, extents);
   const Signature& signature = request.described();
   request.parts_left = std::max<size_t>(request.parts.size(), 1);  // a barrier has no tensors
+  std::vector<OrderedPart> parts;
+  for (size_t p = 0; p < request.parts_left; ++p) {
+    parts.push_back({&request, p, &set, nullptr});
+    if (travels_together(signature.kind)) continue;
+    parts.back().alone = std::make_shared<Request>();
+    parts.back().alone->operation = operation_of(request, p, set, extents);
+  }
   for (size_t p = 0; p < request.parts_left; ++p) {
     round_arrays_.push_back(packable(signature, p, request));
-    round_.push_back({&request, p, &set, nullptr});
-    if (travels_together(signature.kind)) continue;
-    round_.back().alone = std::make_shared<Request>();
-    round_.back().alone->operation = operation_of(request, p, set, extents);
+    round_.push_back(std::move(parts[p]));
   }
 }
 
@@ -44,6 +48,13 @@ void Launches::add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& 
                          std::span<const int64_t> extents) {
   add(*request, set, extents);
   proxies_.push_back(std::move(request));
+}
+
+/// What cannot be begun here ends everywhere: others wait for it.
+void Launches::fail(Launch& launch, const Error& error) {
+  launch.set->membership.detector->report(error);
+  launch.request->error = launch.set->membership.detector->verdict().value_or(error);
+  launch.request->finished.store(true, std::memory_order_release);
 }
 
 void Launches::end_round() {
@@ -99,8 +110,13 @@ bool Launches::poll(std::vector<NamedRequest*>& finished) {
   }
   while (!waiting_.empty() && running_.size() < kMostRunning) {
     moved = true;
-    if (!prepare(*waiting_.front(), budget)) return true;
-    start(*waiting_.front());
+    Launch& launch = *waiting_.front();
+    try {
+      if (!prepare(launch, budget)) return true;
+      start(launch);
+    } catch (const Error& error) {
+      fail(launch, error);
+    }
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }

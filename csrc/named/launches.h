@@ -24,6 +24,7 @@ class Launches {
   bool travels_alone(size_t bytes) const { return limits_.travels_alone(bytes); }
 
   /// One operation that is next in the agreed order. Stand-ins are owned until they have finished.
+  /// What throws has added nothing.
   void add(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
   void add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& set,
                  std::span<const int64_t> extents);
@@ -50,6 +51,7 @@ class Launches {
   };
 
   std::unique_ptr<Launch> make(const std::vector<size_t>& tensors);
+  static void fail(Launch& launch, const Error& error);
   bool prepare(Launch& launch, size_t& budget);
   void start(Launch& launch);
   bool unpack(Launch& launch, size_t& budget);

@@ -176,7 +176,7 @@ NamedRequest* Named::take_request() {
   request->parts.clear();
   request->received.clear();
   request->last_joined = -1;
-  request->ordered = request->told = request->warned = false;
+  request->submitted = request->ordered = request->told = request->warned = false;
   request->listener = nullptr;
   request->waits = true;
   request->since = TimePoint{};

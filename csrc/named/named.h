@@ -110,6 +110,9 @@ class Named : public Task {
   bool pass_messages_as_member();
   void apply(std::vector<Decision>& decisions);
   void apply_order(Decision& decision);
+  void launch(Decision& decision, SetState& state);
+  void check_rank(int rank) const;
+  void give_up(const Error& error);
   void finish(std::vector<NamedRequest*>& requests);
   void part_from_name(NamedRequest& request);
   void fail_unordered(SetState& state, const Error& error);

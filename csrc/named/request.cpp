@@ -1,5 +1,7 @@
 #include "named/request.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -93,21 +95,40 @@ bool all_equal(const std::vector<size_t>& counts) {
   return std::ranges::all_of(counts, [&](size_t n) { return n == counts.front(); });
 }
 
+Error no_memory(const NamedRequest& request, const NamedSet& set, size_t bytes) {
+  const Signature& t = request.described();
+  Context where;
+  where.rank = set.members[static_cast<size_t>(set.rank)];
+  where.pid = ::getpid();
+  where.operation = name_of(t.kind);
+  where.tensor = t.name;
+  where.bytes_total = bytes;
+  return {ErrorCode::resource,
+          "rank " + std::to_string(where.rank) + " cannot allocate " + std::to_string(bytes) +
+              " bytes for " + t.title(),
+          std::move(where), "give that rank more memory, or send less at once"};
+}
+
 /// The result of part `p`, in rows of the input's shape.
-void make_result(NamedRequest& request, size_t p, const TensorSignature& like, size_t rows) {
+void make_result(NamedRequest& request, size_t p, const NamedSet& set, size_t rows) {
+  const TensorSignature& like = request.described().tensors[p];
   std::vector<int64_t> shape = like.shape;
   shape[0] = static_cast<int64_t>(rows);
-  const size_t count = rows * row_of(like.shape);
+  const size_t count = rows * row_of(like.shape), bytes = count * size_of(like.dtype);
   Buffer& output = request.parts[p].output;
   if (request.listener != nullptr) {
     std::byte* const room = request.listener->make_room(p, shape);
-    if (room == nullptr && count > 0) throw std::bad_alloc();
+    if (room == nullptr && count > 0) throw no_memory(request, set, bytes);
     output = {room, count, like.dtype};
     return;
   }
   MadeResult& made = request.parts[p].made;
   made.shape = std::move(shape);
-  made.data = allocate_result(count * size_of(like.dtype));
+  try {
+    made.data = allocate_result(bytes);
+  } catch (const std::bad_alloc&) {
+    throw no_memory(request, set, bytes);
+  }
   made.buffer = output = {made.data.get(), count, like.dtype};
 }
 
@@ -116,7 +137,9 @@ void make_proxy(NamedRequest& request, const NamedSet& set) {
   const Signature& t = request.described();
   const Collective kind = t.kind;
   const auto give = [&](size_t count, DType dtype, bool neutral) {
-    auto& memory = request.memory.emplace_back(new std::byte[count * size_of(dtype) + 1]);
+    const size_t bytes = count * size_of(dtype);
+    auto& memory = request.memory.emplace_back(new (std::nothrow) std::byte[bytes + 1]);
+    if (!memory) throw no_memory(request, set, bytes);
     if (neutral) fill_neutral(memory.get(), count, dtype, t.op);
     return Buffer{memory.get(), count, dtype};
   };
@@ -160,6 +183,8 @@ void check(const NamedCall& call, const NamedSet& set) {
     throw invalid_argument("root " + std::to_string(call.root) + " of " + title_of(call) +
                            " is not a rank of its process set of ranks " +
                            describe_ranks(set.members));
+  if (call.tensors.empty() && call.kind != Collective::barrier)
+    throw invalid_argument(title_of(call) + " has no tensors");
   for (const NamedTensor& tensor : call.tensors) check_tensor(call, tensor);
   if (call.kind == Collective::all_to_all) check_splits(call, set);
 }
@@ -198,7 +223,7 @@ void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const 
       size_t rows = 0;
       for (size_t m = 0; m < set.members.size(); ++m)
         rows += static_cast<size_t>(extents[m * t.tensors.size() + p]);
-      make_result(request, p, t.tensors[p], rows);
+      make_result(request, p, set, rows);
     }
   } else if (kind == Collective::all_to_all) {
     const size_t n = set.members.size(), me = static_cast<size_t>(set.rank);
@@ -208,7 +233,7 @@ void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const 
       request.received.push_back(extents[from * n + me]);
       rows += static_cast<size_t>(extents[from * n + me]);
     }
-    make_result(request, 0, t.tensors[0], rows);
+    make_result(request, 0, set, rows);
   }
 }
 

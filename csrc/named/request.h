@@ -85,7 +85,7 @@ struct NamedRequest {
   std::vector<int64_t> received;  // all_to_all: rows that came from each member
   int last_joined = -1;           // join
   TimePoint joined_at{};          // join: when it was called
-  bool ordered = false;
+  bool submitted = false, ordered = false;
   NamedListener* listener = nullptr;
   bool waits = true;
   std::shared_ptr<Gate> gate;
@@ -113,7 +113,8 @@ bool matches(const Signature& signature, const NamedCall& call);
 Signature signature_of(const NamedCall& call, std::string_view name);
 
 /// Gives every part of the request the memory it lacks, now that the extents of all members are
-/// known: results that others decide the size of, and for a stand-in everything.
+/// known: results that others decide the size of, and for a stand-in everything. Throws
+/// Error(resource) when there is none.
 void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
 /// The operation of one part by itself.
 Operation operation_of(const NamedRequest& request, size_t part, const NamedSet& set,

@@ -1,7 +1,11 @@
 #include "named/signature.h"
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <sstream>
+
+#include "base/wire.h"
 
 namespace farandole {
 namespace {
@@ -119,6 +123,73 @@ std::vector<int64_t> extents_of(const Signature& t) {
 
 size_t extents_count(const Signature& t, size_t members) {
   return exchanges(t) ? members : gathers(t) ? t.tensors.size() : 0;
+}
+
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{1} << 62;  // of a tensor, and of a result
+
+/// The product of what is not negative, and fits.
+uint64_t product_of(std::span<const int64_t> factors, uint64_t product) {
+  for (const int64_t factor : factors) {
+    if (factor < 0) WireReader::malformed("an extent of " + std::to_string(factor));
+    if (__builtin_mul_overflow(product, static_cast<uint64_t>(factor), &product) ||
+        product > kMostBytes)
+      WireReader::malformed("a tensor of more bytes than there are");
+  }
+  return product;
+}
+
+bool goes_by_name(Collective kind) {
+  constexpr std::array kKinds{Collective::all_reduce,     Collective::broadcast,
+                              Collective::all_gather,     Collective::all_to_all,
+                              Collective::reduce_scatter, Collective::barrier};
+  return std::ranges::find(kKinds, kind) != kKinds.end();
+}
+
+}  // namespace
+
+void check_signature(const Signature& t, const std::vector<int>& members) {
+  if (!goes_by_name(t.kind))
+    WireReader::malformed("a " + std::string(name_of(t.kind)) + " by name");
+  if (t.kind == Collective::barrier ? !t.tensors.empty() : t.tensors.empty())
+    WireReader::malformed(t.title() + " of " + std::to_string(t.tensors.size()) + " tensors");
+  if (t.kind == Collective::broadcast && std::ranges::find(members, t.root) == members.end())
+    WireReader::malformed("the root " + std::to_string(t.root) + ", which is no member");
+  const bool by_rows = gathers(t) || exchanges(t) || t.kind == Collective::reduce_scatter;
+  for (const TensorSignature& tensor : t.tensors) {
+    if (by_rows && tensor.shape.empty()) WireReader::malformed("a tensor without rows");
+    product_of(tensor.shape, size_of(tensor.dtype));
+    if (folds(t.kind) && !has_meaning(t.op, tensor.dtype))
+      WireReader::malformed(std::string(name_of(t.op)) + " of " +
+                            std::string(name_of(tensor.dtype)));
+  }
+  if (!exchanges(t)) {
+    if (!t.splits.empty()) WireReader::malformed("splits of " + t.title());
+    return;
+  }
+  if (t.tensors.size() != 1 || t.splits.size() != members.size())
+    WireReader::malformed("splits of another number of members");
+  int64_t rows = 0;
+  for (const int64_t n : t.splits)
+    if (n < 0 || __builtin_add_overflow(rows, n, &rows))
+      WireReader::malformed("a split of " + std::to_string(n));
+  if (rows != t.tensors[0].shape[0]) WireReader::malformed("splits that are not all rows");
+}
+
+void check_extents(const Signature& t, size_t members, std::span<const int64_t> extents) {
+  const size_t each = extents_count(t, members);
+  if (extents.size() != each * members)
+    WireReader::malformed(std::to_string(extents.size()) + " extents of " + t.title());
+  for (size_t i = 0; i < each; ++i) {  // of one tensor, or of what one member gets
+    const TensorSignature& tensor = t.tensors[gathers(t) ? i : 0];
+    int64_t rows = 0;
+    for (size_t m = 0; m < members; ++m)
+      if (extents[m * each + i] < 0 || __builtin_add_overflow(rows, extents[m * each + i], &rows))
+        WireReader::malformed("an extent of " + std::to_string(extents[m * each + i]));
+    const std::span<const int64_t> rest = std::span(tensor.shape).subspan(1);
+    product_of(rest, product_of({&rows, 1}, size_of(tensor.dtype)));
+  }
 }
 
 std::optional<Error> disagreement(std::span<const Signature* const> by_member,

@@ -49,6 +49,11 @@ std::vector<int64_t> extents_of(const Signature& signature);
 /// How many, of an operation of this signature in a set of that size.
 size_t extents_count(const Signature& signature, size_t members);
 
+/// What `check` of named/request.h lets through, for what has come from another rank. Throw
+/// Malformed.
+void check_signature(const Signature& signature, const std::vector<int>& members);
+void check_extents(const Signature& signature, size_t members, std::span<const int64_t> extents);
+
 /// Why the members' signatures cannot be one operation, in the same words for everybody; nothing
 /// when they can. A null entry: that member has joined, and takes what the others say.
 std::optional<Error> disagreement(std::span<const Signature* const> by_member,

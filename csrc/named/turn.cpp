@@ -16,15 +16,20 @@ bool Named::poll(TimePoint) {
   try {
     moved |= pass_messages();
   } catch (const Error& error) {
-    polled_sets_[0]->set.membership.detector->report(error);
+    give_up(error);
   } catch (const std::exception& error) {
-    polled_sets_[0]->set.membership.detector->report(
-        Error(ErrorCode::internal, std::string("in the order of names: ") + error.what()));
+    give_up(Error(ErrorCode::internal, std::string("in the order of names: ") + error.what()));
   }
   moved |= fail_failed();
   moved |= launches_.poll(finished_);
   if (!finished_.empty()) finish(finished_);
   return moved;
+}
+
+/// What was decided cannot be understood, or kept: the world fails.
+void Named::give_up(const Error& error) {
+  decisions_.clear();
+  polled_sets_[0]->set.membership.detector->report(error);
 }
 
 bool Named::take_inbox() {
@@ -54,6 +59,7 @@ bool Named::take_inbox() {
       continue;
     }
     ++polled_sets_[request->name->signature.set]->unordered;
+    request->submitted = true;
     participant_.submit(*request->name);
   }
   inbox_.clear();
@@ -76,7 +82,7 @@ void Named::hold_for(bool& held, bool needed) {
 bool Named::pass_messages() {
   const bool moved = coordinator_ ? pass_messages_as_coordinator() : pass_messages_as_member();
   if (!decisions_.empty()) {
-    apply(decisions_);
+    taken("an order of names", 0, rank_, [&] { apply(decisions_); });
     decisions_.clear();
   }
   return moved;
@@ -92,7 +98,8 @@ bool Named::pass_messages_as_coordinator() {
   for (size_t r = 1; r < links_.size(); ++r) {
     moved |= links_[r]->poll();
     for (; links_[r]->receive(message); moved = true)  // also what came while it was sending
-      coordinator_->receive(static_cast<int>(r), message, now());
+      taken("an offer of names", static_cast<int>(r), rank_,
+            [&] { coordinator_->receive(static_cast<int>(r), message, now()); });
   }
   if (moved) coordinator_->order();
   if (coordinator_->take_message(0, message)) {
@@ -120,7 +127,7 @@ bool Named::pass_messages_as_member() {
   const bool moved = link.poll();
   if (link.receive(message)) {
     const std::lock_guard lock(mutex_);  // names at rest may be forgotten
-    do participant_.receive(message, decisions_);
+    do taken("an order of names", 0, rank_, [&] { participant_.receive(message, decisions_); });
     while (link.receive(message));
   }
   return moved;
@@ -145,6 +152,7 @@ void Named::apply(std::vector<Decision>& decisions) {
         break;
       case Decision::What::late:
         if (entry->request == nullptr) break;
+        for (const int r : d.more->ranks) check_rank(r);
         entry->request->missing = std::move(d.more->ranks);
         entry->request->told = true;
         next_check_ = TimePoint{};
@@ -159,6 +167,7 @@ void Named::apply(std::vector<Decision>& decisions) {
       }
       case Decision::What::joined:
         if (joins_.empty()) break;
+        check_rank(d.more->last);
         joins_.front()->last_joined = d.more->last;
         --polled_sets_[0]->unordered;
         finished_.push_back(joins_.front());
@@ -171,20 +180,48 @@ void Named::apply(std::vector<Decision>& decisions) {
   }
 }
 
+void Named::check_rank(int rank) const {
+  if (rank < 0 || rank >= static_cast<int>(engine_.host().peers.size()))
+    WireReader::malformed("rank " + std::to_string(rank));
+}
+
+/// What cannot be launched here fails its set: the others wait for this rank. It ends as what
+/// waits for its order does.
 void Named::apply_order(Decision& d) {
+  const Signature& signature =
+      d.what == Decision::What::by_proxy ? d.more->signature : d.name->signature;
+  if (signature.set >= polled_sets_.size() || polled_sets_[signature.set]->set.rank < 0)
+    WireReader::malformed("an operation in set " + std::to_string(signature.set));
+  SetState& state = *polled_sets_[signature.set];
+  try {
+    launch(d, state);
+  } catch (const Malformed&) {
+    throw;
+  } catch (const Error& error) {
+    state.set.membership.detector->report(error);
+  } catch (const std::exception& error) {
+    state.set.membership.detector->report(
+        Error(ErrorCode::resource, "rank " + std::to_string(rank_) + " cannot begin " +
+                                       signature.title() + ": " + error.what()));
+  }
+}
+
+void Named::launch(Decision& d, SetState& state) {
+  const NamedSet& set = state.set;
   if (d.what == Decision::What::by_proxy) {
+    check_signature(d.more->signature, set.members);
+    check_extents(d.more->signature, set.members.size(), d.more->extents);
     auto request = std::make_unique<NamedRequest>();
     request->signature = std::make_unique<Signature>(std::move(d.more->signature));
-    const NamedSet& set = polled_sets_.at(request->signature->set)->set;
     launches_.add_proxy(std::move(request), set, d.more->extents);
     return;
   }
   NamedRequest* request = static_cast<Entry*>(d.name->owner)->request;
   if (request == nullptr) return;  // its set has failed meanwhile
-  SetState& state = *polled_sets_[d.name->signature.set];
+  if (d.more) check_extents(d.name->signature, set.members.size(), d.more->extents);
+  launches_.add(*request, set, d.more && d.more->once ? d.more->extents : d.name->extents);
   request->ordered = true;
   --state.unordered;
-  launches_.add(*request, state.set, d.more && d.more->once ? d.more->extents : d.name->extents);
 }
 
 void Named::finish(std::vector<NamedRequest*>& requests) {
@@ -235,7 +272,7 @@ void Named::tell(std::vector<NamedRequest*> requests) {
 void Named::part_from_name(NamedRequest& request) {
   const Name& name = *std::exchange(request.name, nullptr);
   static_cast<Entry*>(name.owner)->request = nullptr;
-  if (!request.ordered || name.signature.lasting) return;
+  if (name.state != Name::State::resting || name.signature.lasting) return;
   auto& entries =
       polled_sets_[name.signature.set]->entries[static_cast<size_t>(name.signature.kind)];
   entries.erase(entries.find(name.signature.name));
@@ -271,8 +308,7 @@ void Named::fail_unordered(SetState& state, const Error& error) {
       for (const auto& [key, entry] : entries) {
         NamedRequest* request = entry->request;
         // Those still in the inbox are not counted yet, and come to their end in the next turn.
-        if (request == nullptr || request->ordered || entry->name.state == Name::State::resting)
-          continue;
+        if (request == nullptr || request->ordered || !request->submitted) continue;
         request->error = error;
         finished_.push_back(request);
         --state.unordered;

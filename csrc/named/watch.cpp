@@ -153,7 +153,7 @@ void Named::report(SetState& state, const Signature& signature, const std::vecto
   Context where;
   where.operation = name_of(signature.kind);
   where.tensor = signature.name;
-  where.rank = missing.empty() ? -1 : missing.front();
+  if (!missing.empty()) where = engine_.host().about(missing.front(), std::move(where));
   for (const int r : missing) where.evidence += (where.evidence.empty() ? "" : "; ") + rank_text(r);
   where.evidence += mistake;
   where.values = {{"missing", missing}};

@@ -23,6 +23,9 @@ struct Descriptor {
   char algorithm[32];
   char name[192];
   char counts[96];  // cut ones tell themselves apart by their hash
+
+  /// How many arrays are shown with it.
+  uint64_t bundled() const { return arrays == 1 ? 0 : arrays; }
 };
 Descriptor describe(const Operation& operation);
 /// Of the same facts; never 0.

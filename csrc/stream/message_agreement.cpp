@@ -87,6 +87,7 @@ void MessageAgreement::take(std::vector<std::byte> message) {
   differs_ |= theirs.differs || theirs.ticket != ticket_;
   const size_t count = count_to_tell(data_.size());
   for (size_t i = 0; i < count; ++i) data_.push_back(from.get_bytes(kMostEagerBytes));
+  from.end();
   heard_.push_back(std::move(message));  // its bytes stay where they are
 }
 
@@ -101,7 +102,8 @@ Posts MessageAgreement::compare() {
   std::vector<std::byte> message;
   while (!is_last_round()) {
     if (!hear(message)) return Posts::waiting;
-    take(std::move(message));
+    taken("the start of an operation", world_rank(before()), world_rank(memory_.rank),
+          [&] { take(std::move(message)); });
     ++round_;
     if (!is_last_round()) tell();
   }
@@ -125,15 +127,27 @@ void MessageAgreement::tell_in_full() {
   link_to(after()).send(message.take());
 }
 
+void MessageAgreement::take_descriptions(std::span<const std::byte> message) {
+  WireReader from(message);
+  const auto count = from.get<uint32_t>();
+  if (count != count_to_tell(known_.size()))
+    WireReader::malformed(std::to_string(count) + " descriptions where " +
+                          std::to_string(count_to_tell(known_.size())) + " belong");
+  for (uint32_t i = 0; i < count; ++i) {
+    known_.push_back(get_message<Shown>(from));
+    if (const Shown& shown = known_.back(); shown.arrays.size() != shown.descriptor.bundled())
+      WireReader::malformed(std::to_string(shown.arrays.size()) + " arrays of " +
+                            std::to_string(shown.descriptor.arrays));
+  }
+  from.end();
+}
+
 std::optional<std::vector<Shown>> MessageAgreement::described() {
   std::vector<std::byte> message;
   while (!is_last_round()) {
     if (!hear(message)) return std::nullopt;
-    WireReader from(message);
-    const auto count = from.get<uint32_t>();
-    if (known_.size() + count > memory_.members.size())
-      WireReader::malformed("descriptions of more ranks than there are");
-    for (uint32_t i = 0; i < count; ++i) known_.push_back(get_message<Shown>(from));
+    taken("the description of an operation", world_rank(before()), world_rank(memory_.rank),
+          [&] { take_descriptions(message); });
     ++round_;
     if (!is_last_round()) tell_in_full();
   }
@@ -185,8 +199,10 @@ void MessageAgreement::show_holdups(std::span<const int> ranks, TimePoint when) 
 }
 
 std::vector<int> MessageAgreement::holdups_of(int r) const {
-  const auto theirs = told(r);
-  return theirs ? theirs->holdups : std::vector<int>();
+  auto theirs = told(r);
+  if (!theirs) return {};
+  std::erase_if(theirs->holdups, [&](int member) { return member < 0 || member >= size(); });
+  return std::move(theirs->holdups);
 }
 
 }  // namespace farandole

@@ -57,6 +57,7 @@ class MessageAgreement : public StreamAgreement {
   void tell_in_full();
   bool hear(std::vector<std::byte>& message);
   void take(std::vector<std::byte> message);
+  void take_descriptions(std::span<const std::byte> message);
   size_t count_to_tell(size_t known) const;
   void sort_by_member();
   bool send_all();

@@ -3,6 +3,8 @@
 #include <new>
 #include <utility>
 
+#include "stream/agreement_messages.h"
+
 namespace farandole {
 namespace {
 
@@ -41,7 +43,10 @@ bool PageAgreement::open() {
     if (memory_.pages[r] != nullptr) continue;
     const auto offset = memory_.segment->find(memory_.members[r], key_);
     if (offset)
-      memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
+      memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(
+          taken("the place of a stream", memory_.members[r], world_rank(), [&] {
+            return memory_.segment->at(*offset, sizeof(StreamPage) + cico_bytes(memory_.size()));
+          })));
     else
       open_ = false;  // the others are looked for nevertheless: a warning names the late
   }
@@ -77,17 +82,24 @@ bool PageAgreement::all_reached(Word StreamPage::* stage) const {
 std::optional<std::vector<Shown>> PageAgreement::described() {
   if (!all_reached(&StreamPage::described)) return std::nullopt;
   std::vector<Shown> all;
-  for (int r = 0; r < memory_.size(); ++r) all.push_back(shown_by(r));
+  for (int r = 0; r < memory_.size(); ++r)
+    all.push_back(taken("the description of an operation", memory_.members[static_cast<size_t>(r)],
+                        world_rank(), [&] { return shown_by(r); }));
   publish(memory_.mine().compared, progress(memory_.sequence(), 0));
   return all;
 }
 
 Shown PageAgreement::shown_by(int r) const {
   Shown shown{memory_.page(r).descriptor, {}};
-  if (shown.descriptor.arrays_at == 0) return shown;
-  shown.arrays.resize(shown.descriptor.arrays);
-  std::memcpy(shown.arrays.data(), memory_.segment->at(shown.descriptor.arrays_at),
-              shown.arrays.size() * sizeof(BundledArray));
+  check_fields(shown.descriptor);
+  const uint64_t count = shown.descriptor.bundled();
+  if (count == 0) return shown;
+  if (count > kMostBundled) WireReader::malformed(std::to_string(count) + " arrays of a call");
+  const std::byte* there =
+      memory_.segment->at(shown.descriptor.arrays_at, count * sizeof(BundledArray));
+  shown.arrays.resize(count);
+  std::memcpy(shown.arrays.data(), there, count * sizeof(BundledArray));
+  for (const BundledArray& array : shown.arrays) check_fields(array);
   return shown;
 }
 

@@ -176,7 +176,7 @@ Error Stream::stalled(TimePoint when) const {
     states += (states.empty() ? "" : "; ") + around_.host->name_of(world.back()) + " is " +
               around_.host->state_of(world.back()) + around_.waits->doing(world.back(), " and ");
   }
-  if (!world.empty()) where.rank = world.front();
+  if (!world.empty()) where = around_.host->about(world.front(), std::move(where));
   where.values = {{"missing", world}};
   if (submitted) states += states.empty() ? "data stopped moving" : "";
   where.evidence = states + (submitted ? "; all ranks have submitted it" : "");

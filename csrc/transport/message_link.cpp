@@ -1,8 +1,14 @@
 #include "transport/message_link.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace farandole {
+namespace {
+
+constexpr size_t kFirstRoom = 64 << 10;  // of a message; most need no more
+
+}  // namespace
 
 void MessageLink::send_frame(std::vector<std::byte> frame) {
   if (frame.size() > kLargestMessage + sizeof length_)
@@ -62,10 +68,12 @@ bool MessageLink::read() {
     if (length_read_ < sizeof length_) continue;
     if (length_ > kLargestMessage)
       WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
-    body_.resize(length_);
     body_read_ = 0;
   }
-  while (body_read_ < body_.size()) {
+  while (body_read_ < length_) {
+    // As much as has come, and as much again: a length alone takes no memory.
+    if (body_read_ == body_.size())
+      body_.resize(std::min<size_t>(length_, std::max(kFirstRoom, 2 * body_read_)));
     const size_t count = channel_->read(std::span(body_).subspan(body_read_));
     if (count == 0) return moved;
     moved = true;

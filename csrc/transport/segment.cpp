@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
+#include "base/wire.h"
 
 namespace farandole {
 namespace {
@@ -172,6 +173,17 @@ std::optional<uint64_t> Segment::offset_of(const void* data, size_t bytes) const
   const auto at = reinterpret_cast<uintptr_t>(data);
   if (at < begin || at > end || bytes > end - at) return std::nullopt;
   return at - reinterpret_cast<uintptr_t>(base_);
+}
+
+bool Segment::has(uint64_t offset, size_t bytes) const {
+  return offset >= arenas_begin_ && offset <= bytes_ && bytes <= bytes_ - offset;
+}
+
+std::byte* Segment::at(uint64_t offset, size_t bytes) const {
+  if (!has(offset, bytes))
+    WireReader::malformed("offset " + std::to_string(offset) + " of " + std::to_string(bytes) +
+                          " bytes in shared memory");
+  return base_ + offset;
 }
 
 // ---- directory: the owner writes, everybody reads ----

@@ -124,7 +124,10 @@ class Segment {
 
   /// Offset of [data, data + bytes) when all of it lies in the arenas.
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
-  std::byte* at(uint64_t offset) const { return base_ + offset; }
+  /// Whether [offset, offset + bytes), as another rank has it, lies in the arenas.
+  bool has(uint64_t offset, size_t bytes) const;
+  /// Throws Malformed where it does not.
+  std::byte* at(uint64_t offset, size_t bytes) const;
 
   /// Waits for nobody: where `rank` published `key`, or nothing yet.
   std::optional<uint64_t> find(int rank, uint64_t key) const;

@@ -62,7 +62,7 @@ class Shared {
                       directory_key(stream_key, rank_)};
     new (block.data) BlockHeader{static_cast<uint64_t>(lanes), kShmRingBytes};
     try {
-      segment().publish(rank_, block.key, static_cast<uint64_t>(block.data - segment().at(0)));
+      segment().publish(rank_, block.key, *segment().offset_of(block.data, 1));
     } catch (...) {
       arena_->release(block.data);
       throw;
@@ -142,12 +142,12 @@ class ShmConnecting : public Connecting {
   /// The peer's block, after checking that it lies in the peer's arena and fits ours.
   std::byte* counterpart(const Segment& segment, uint64_t offset) const {
     const std::span<std::byte> arena = segment.arena(link_->block.peer);
-    const uint64_t begin = static_cast<uint64_t>(arena.data() - segment.at(0));
+    const uint64_t begin = *segment.offset_of(arena.data(), arena.size());
     const size_t bytes = block_bytes(lanes_);
     bool fits = offset % alignof(BlockHeader) == 0 && offset >= begin && bytes <= arena.size() &&
                 offset - begin <= arena.size() - bytes;
     if (fits) {
-      const auto* header = reinterpret_cast<const BlockHeader*>(segment.at(offset));
+      const auto* header = reinterpret_cast<const BlockHeader*>(segment.at(offset, bytes));
       fits = header->lanes == static_cast<uint64_t>(lanes_) && header->ring_bytes == kShmRingBytes;
     }
     if (!fits) {
@@ -158,7 +158,7 @@ class ShmConnecting : public Connecting {
                       " published a connection of another shape than ours",
                   where, "run the same version with the same settings on every rank");
     }
-    return segment.at(offset);
+    return segment.at(offset, bytes);
   }
 
   std::shared_ptr<Link> link_;

@@ -215,11 +215,8 @@ std::span<const std::byte> ShmChannel::join(size_t at_least) {
 
 /// Only the arenas may be referred to: a wild offset must not lead us anywhere else.
 const std::byte* ShmChannel::referenced(uint64_t offset, uint64_t length) const {
-  const auto last = segment_.arena(segment_.ranks() - 1);
-  const auto begin = static_cast<uint64_t>(segment_.arena(0).data() - segment_.at(0));
-  const auto end = static_cast<uint64_t>(last.data() + last.size() - segment_.at(0));
-  if (!lies_in(begin, end, offset, length)) corrupt();
-  return segment_.at(offset);
+  if (!segment_.has(offset, length)) corrupt();
+  return segment_.at(offset, length);
 }
 
 /// Where `length` bytes of the stream from `begin` on stand, by our own offer.
@@ -231,9 +228,9 @@ const std::byte* ShmChannel::put_by_peer(uint64_t begin, uint64_t length) const 
 /// Nowhere else may a peer ask us to write.
 std::byte* ShmChannel::in_arena_of_peer(uint64_t offset, uint64_t length) const {
   const std::span<std::byte> arena = segment_.arena(peer_);
-  const auto begin = static_cast<uint64_t>(arena.data() - segment_.at(0));
+  const uint64_t begin = *segment_.offset_of(arena.data(), arena.size());
   if (!lies_in(begin, begin + arena.size(), offset, length)) corrupt();
-  return segment_.at(offset);
+  return segment_.at(offset, length);
 }
 
 void ShmChannel::corrupt() const {

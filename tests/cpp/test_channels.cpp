@@ -363,11 +363,11 @@ TEST(shm_puts_only_into_the_memory_of_who_offers_it) {
   const World world(2);
   const auto segment = world.arena(0)->segment();
   const std::span<std::byte> from(world.arena(0)->allocate(4096), 4096);
-  const auto begin = static_cast<uint64_t>(segment->arena(1).data() - segment->at(0));
+  const auto begin = *segment->offset_of(segment->arena(1).data(), 1);
   const uint64_t end = begin + segment->arena(1).size();
   const std::pair<uint64_t, uint64_t> cases[] = {
-      {0, 4096},                                                    // the control pages
-      {static_cast<uint64_t>(from.data() - segment->at(0)), 4096},  // the sender's own
+      {0, 4096},                                    // the control pages
+      {*segment->offset_of(from.data(), 1), 4096},  // the sender's own
       {end - 4095, 4096},
       {end, 1},
       {begin, ~0ULL - 8},

@@ -21,7 +21,7 @@ TEST(segment_is_seen_alike_through_two_mappings) {
   ours->arena(1)[17] = std::byte{42};
   CHECK(theirs->arena(1)[17] == std::byte{42});
   const auto offset = ours->offset_of(&ours->arena(1)[17], 1);
-  CHECK(offset.has_value() && theirs->at(*offset) == &theirs->arena(1)[17]);
+  CHECK(offset.has_value() && theirs->at(*offset, 1) == &theirs->arena(1)[17]);
 }
 
 TEST(segment_offsets_exist_only_for_what_lies_in_the_arenas) {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +99,43 @@ def last_words(times: int) -> None:
 
 def test_who_has_done_its_share_may_leave(spawn: Spawn) -> None:
     spawn(4, env=split("2,2")).run(last_words, 10)
+
+
+# ---- bytes that no rank sends ----
+
+
+def talks_nonsense(who: int) -> None:
+    fd.init()
+    if fd.rank() == who:
+        for connection in control_connections():
+            connection.send(b"\xff" * 64)
+    for _ in range(2000):
+        fd.all_reduce(np.ones(3))
+        time.sleep(0.005)
+
+
+def control_connections() -> list[socket.socket]:
+    """Before the first operation there are no others."""
+    found = []
+    for file in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            one = socket.socket(fileno=os.dup(int(file.name)))
+            one.getpeername()
+            if one.family != socket.AF_UNIX:
+                found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("parts", ["1,1", "1,1,1"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_nonsense_on_a_connection_is_named_and_kills_nobody(
+    spawn: Spawn, parts: str, who: int
+) -> None:
+    size = len(parts.split(","))
+    world = spawn(size, env=split(parts))
+    world.start(talks_nonsense, who)
+    verdict = assert_one_verdict(world.outcomes(), "LinkError", who)
+    assert f"from rank {who} is malformed" in verdict
 
 
 # ---- disagreement ----

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import resource
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +129,36 @@ def test_ranks_may_submit_in_any_order(spawn: Spawn, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_all_kinds_in_any_order(spawn: Spawn, size: int) -> None:
     spawn(size).run(move_in_random_orders, size)
+
+
+def lacks_room(poor: list[int], kind: str) -> None:
+    """For the result of an operation whose size the others decide."""
+    fd.init()
+    rank, size = fd.rank(), fd.size()
+    works("before")
+    if rank in poor:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        room = pages * resource.getpagesize() + (100 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+    rows = 0 if rank in poor else (400 << 20) // size
+    mine = np.zeros(rows * (size if kind == "all_to_all" else 1), np.uint8)
+    options = {"splits": [rows] * size} if kind == "all_to_all" else {}
+    handle = names().submit(kind, "large", [(mine, None, mine.shape)], **options)
+    wait(handle)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("poor", [[0], [1], [0, 1]])
+def test_a_rank_without_room_for_a_result_ends_it_everywhere(
+    spawn: Spawn, poor: list[int], kind: str
+) -> None:
+    world = spawn(3)
+    world.start(lacks_room, poor, kind)
+    outcomes = world.outcomes()
+    assert {o.error for o in outcomes} == {"ResourceError"}, outcomes[0].trace
+    assert {o.tensor for o in outcomes} == {"large"}
+    assert outcomes[0].rank in poor
+    assert len({o.verdict for o in outcomes}) == 1
 
 
 def use_many_names() -> None:
