@@ -11,6 +11,7 @@
 #include "backends/mesh.h"
 #include "base/arm_fault.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "bindings/bind.h"
 #include "bindings/calls.h"
 #include "bindings/named_handles.h"
@@ -272,6 +273,18 @@ void bind_world(py::module_& module) {
       .def("show_exit_code_at_end", &show_code_at_end, py::arg("blamed"),
            "Before leave(): this process ends; exit() will show its code to who waits, and to the "
            "launcher, together with the process that caused it (0: this one).")
+      .def(
+          "derived_key",
+          [](const Group& g, const py::object& purpose) {
+            HmacSha256 mac(g.engine()->host().segment->secret());
+            const std::string text = text_from(purpose, "purpose");
+            mac.add(std::as_bytes(std::span(text)));
+            const Digest key = mac.finish();
+            return py::bytes(reinterpret_cast<const char*>(key.data()), key.size());
+          },
+          py::arg("purpose"),
+          "32 bytes that follow from the job's secret: the same on all ranks, and known to nobody "
+          "else.")
       .def("leave", [](Group& g) {
         refuse_in_child();
         std::exception_ptr interruption;

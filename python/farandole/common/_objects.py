@@ -7,7 +7,6 @@ program.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ import numpy as np
 from farandole import _core, _world
 from farandole._arguments import explained, is_text, shown, type_of
 from farandole._core import InvalidArgument, Mismatch
-from farandole._ranks import dumps
+from farandole.common._pickles import sealed, unsealed
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
 _T = TypeVar("_T")
@@ -29,10 +28,10 @@ def _label(name: str | None) -> str:
     return name or "object"
 
 
-def _pickled(obj: Any) -> tuple[_Bytes, bool]:
+def _pickled(obj: Any, what: str) -> tuple[_Bytes, bool]:
     """The pickle and True; or, as the others wait for something, why there is none, and False."""
     try:
-        data, good = dumps(obj), True
+        data, good = sealed(obj, what), True
     except Exception as error:
         why = f"{type_of(obj)} cannot be pickled: {type(error).__name__}: {error}"
         data, good = why.encode(), False
@@ -42,7 +41,7 @@ def _pickled(obj: Any) -> tuple[_Bytes, bool]:
 def _unpickled(data: bytes, good: bool, what: str, rank: int) -> Any:
     if not good:
         raise InvalidArgument(f"{what} on rank {rank}: {data.decode()}")
-    return pickle.loads(data)
+    return unsealed(data, what)
 
 
 def run_named(
@@ -95,8 +94,9 @@ def broadcast_object(
         InvalidArgument: it cannot be pickled; on every rank of the set.
     """
     number, label = number_of(process_set), _label(name)
+    what = f"broadcast_object '{label}'"
     root = _world.rank() == root_rank
-    data, good = _pickled(obj) if root else (np.empty(0, np.uint8), True)
+    data, good = _pickled(obj, what) if root else (np.empty(0, np.uint8), True)
     head = np.array([len(data), good])
     _broadcast(head, root_rank, f"{label}.size", number)
     if not root:
@@ -104,7 +104,7 @@ def broadcast_object(
     _broadcast(data, root_rank, f"{label}.data", number)
     if root and good:
         return obj
-    return _unpickled(data.tobytes(), bool(head[1]), f"broadcast_object '{label}'", root_rank)
+    return _unpickled(data.tobytes(), bool(head[1]), what, root_rank)
 
 
 @explained
@@ -118,12 +118,12 @@ def allgather_object(
         InvalidArgument: one cannot be pickled; on every rank of the set, naming the first.
     """
     number, label = number_of(process_set), _label(name)
-    data, good = _pickled(obj)
+    what = f"allgather_object '{label}'"
+    data, good = _pickled(obj, what)
     head = np.array([_world.rank(), len(data), good])
     heads = gathered(head, f"{label}.size", number).reshape(-1, 3)
     whole = gathered(data, f"{label}.data", number).tobytes()
     ends = np.cumsum(heads[:, 1]).tolist()
-    what = f"allgather_object '{label}'"
     return [
         _unpickled(whole[end - size : end], bool(fine), what, rank)
         for end, (rank, size, fine) in zip(ends, heads.tolist(), strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole._ranks import dumps
 from farandole.common._objects import broadcast_object, run_named, told
+from farandole.common._pickles import sealed, unsealed
 from farandole.data._logical import block_of
 from farandole.data._parts import Part, part_of
 from farandole.data._tree import as_array, map_leaves
@@ -111,7 +110,7 @@ class FromRank0:
 
 def _dealt(objects: list[Any], name: str) -> Any:
     """This rank's of those that rank 0 has, one for each."""
-    pickles = [dumps(each) for each in objects]
+    pickles = [sealed(each, name) for each in objects]
     splits = [len(each) for each in pickles] or [0] * _world.size()
     source = np.frombuffer(bytearray(b"".join(pickles)), np.uint8)
 
@@ -119,4 +118,5 @@ def _dealt(objects: list[Any], name: str) -> Any:
         memory, _, shape = made[0]
         return np.frombuffer(memory, np.uint8, shape[0]).tobytes()
 
-    return pickle.loads(run_named("all_to_all", name, source, None, splits=splits, finish=finish))
+    mine = run_named("all_to_all", name, source, None, splits=splits, finish=finish)
+    return unsealed(mine, name)

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from farandole._core import Group, Handle
-from farandole._ranks import dumps
+from farandole.common._pickles import sealed, unsealed
 
 # Numbers of a head: status, micro-batch, samples, form, bytes of a new form, which tensors come,
 # and of which step and kind of step they are.
 _HEAD = 8
+_FORM = "a form of a pipeline's messages"
 MOST_TENSORS = 62  # bits of a number
 
 
@@ -106,7 +107,7 @@ class Channel:
             key = (form.leaves, pickle.dumps(form.structure))
             if key not in self._sent:
                 self._sent[key] = len(self._sent)
-                words = dumps(form)
+                words = sealed(form, _FORM)
             number = self._sent[key]
         mask = sum(1 << i for i, each in enumerate(tensors) if each is not None)
         head = [status, micro_batch, samples, number, len(words), mask, *step]
@@ -131,7 +132,7 @@ class Channel:
         if length:
             words = np.empty(length, np.uint8)
             self._take(words, "form")
-            self._received.append(pickle.loads(words.tobytes()))
+            self._received.append(unsealed(words.tobytes(), _FORM))
         of_step = step[0], step[1]
         if status != Status.FULL:
             return Message(Status(status), micro_batch, samples, of_step, None, [])

@@ -8,7 +8,6 @@ log.
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from farandole._core import EarlyExit, Error
+from farandole.common._pickles import sealed
 from farandole.parameter_server._wire import Message, Pair
 from farandole.strategy._closures import Closure, Outcome, cancelled, value_of
 
@@ -25,6 +25,7 @@ from farandole.strategy._closures import Closure, Outcome, cancelled, value_of
 ASK, DONE, FAILED, TAKEN, LEAVE = range(5)
 # What the chief says: run a closure; what is new in the log.
 RUN, NEWS = range(2)
+LOG = "the log of a coordinator"
 
 _PAUSE = 0.01  # seconds
 
@@ -185,7 +186,7 @@ class Chief:
                 closure = self._running[rank] = self._waiting.popleft()
                 return RUN, [closure.number, first], None
             if news := self._news(position):
-                return NEWS, [0, first], np.frombuffer(pickle.dumps(news), np.uint8)
+                return NEWS, [0, first], np.frombuffer(sealed(news, LOG), np.uint8)
             raise EarlyExit("the chief's program has failed")
 
     def _news(self, position: int) -> list[Entry]:

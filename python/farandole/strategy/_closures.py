@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +11,9 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
-from farandole._ranks import dumps
+from farandole.common._pickles import sealed, unsealed
+
+_OUTCOME = "the outcome of a closure"
 
 
 class Outcome(NamedTuple):
@@ -62,7 +63,7 @@ class Closure:
 def result(value: Any) -> Outcome:
     """Tensors become numpy arrays."""
     flat = [_as_numpy(each) for each in tf.nest.flatten(value)]
-    return Outcome(True, dumps(tf.nest.pack_sequence_as(value, flat)))
+    return Outcome(True, sealed(tf.nest.pack_sequence_as(value, flat), _OUTCOME))
 
 
 def _as_numpy(value: Any) -> Any:
@@ -77,13 +78,13 @@ def failure(closure: Closure, error: BaseException) -> Outcome:
     where = f"{closure.label} on rank {_world.rank()}"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     what = f"{type(error).__name__}: {error}"
-    return Outcome(False, pickle.dumps(_Failure(_sendable(error), what, where, trace)))
+    return Outcome(False, sealed(_Failure(_sendable(error), what, where, trace), _OUTCOME))
 
 
 def _sendable(error: BaseException) -> bytes | None:
     try:
-        data = dumps(_without_operation(error))
-        return data if isinstance(pickle.loads(data), BaseException) else None
+        data = sealed(_without_operation(error), _OUTCOME)
+        return data if isinstance(unsealed(data, _OUTCOME), BaseException) else None
     except Exception:
         return None
 
@@ -103,10 +104,10 @@ def _without_operation(error: BaseException) -> BaseException:
 
 def cancelled(closure: Closure, by: Outcome) -> Outcome:
     """Of one that was not begun, as another one had failed."""
-    where = pickle.loads(by.data).where
+    where = unsealed(by.data, _OUTCOME).where
     text = f"{closure.label} was cancelled, as {where} had failed; schedule it again if need be"
     error = tf.errors.CancelledError(None, None, text)
-    return Outcome(False, pickle.dumps(_Failure(dumps(error), text, where, "")))
+    return Outcome(False, sealed(_Failure(sealed(error, _OUTCOME), text, where, ""), _OUTCOME))
 
 
 def value_of(outcome: Outcome) -> Any:
@@ -116,13 +117,13 @@ def value_of(outcome: Outcome) -> Any:
         Exception: what the closure raised.
     """
     if outcome.good:
-        return pickle.loads(outcome.data)
-    failed: _Failure = pickle.loads(outcome.data)
+        return unsealed(outcome.data, _OUTCOME)
+    failed: _Failure = unsealed(outcome.data, _OUTCOME)
     error: BaseException
     if failed.error is None:
         error = ClosureFailed(f"{failed.where} raised {failed.what}")
     else:
-        error = pickle.loads(failed.error)
+        error = unsealed(failed.error, _OUTCOME)
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(f"raised by {failed.where}")
     raise error from TracebackOfRank(f"{failed.where}:\n{failed.trace}")

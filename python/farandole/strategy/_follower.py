@@ -3,7 +3,6 @@ waits for that, it runs closures."""
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import Mismatch
+from farandole.common._pickles import unsealed
 from farandole.parameter_server._wire import Pair
 from farandole.strategy import _chief as chief
 from farandole.strategy._closures import Closure, Outcome, value_of
@@ -92,7 +92,7 @@ class Follower:
         for done in [each for each in self._closures if each < first]:
             del self._closures[done]
         if message.kind == chief.NEWS:
-            entries = pickle.loads(message.data.tobytes())
+            entries = unsealed(message.data.tobytes(), chief.LOG)
             self._position += len(entries)
             self._news.extend(entries)
             return
