@@ -70,6 +70,11 @@ mutants: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensor
 differential: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test  ## draw training programs for an hour and compare ranks with one process; DIFFERENTIAL='--seconds 90'
 	$(BIN)/python tests/differential/search.py $(DIFFERENTIAL)
 
+fuzz: $(STAMPS)/build  ## feed damaged messages and files to what reads them, for an hour, by clang's libFuzzer; FUZZ='--seconds 120'
+	cmake --preset fuzz -DCMAKE_CXX_COMPILER=$(or $(CLANG),clang++)
+	cmake --build --preset fuzz
+	$(BIN)/python tests/fuzz/run.py $(FUZZ)
+
 guards: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/site  ## plant one fault for each guard of these checks and show that it fails; GUARDS= for all
 	$(BIN)/python tests/guards/run.py $(GUARDS)
 

@@ -31,7 +31,7 @@ def recipe(target: str) -> list[str]:
     return [line.strip() for line in found[1].splitlines() if not line.endswith("\\")]
 
 
-@pytest.mark.parametrize("target", ["lint", "tidy", "site", "test", "mutants", "additions"])
+@pytest.mark.parametrize("target", ["lint", "tidy", "site", "test", "mutants", "fuzz", "additions"])
 def test_commands_of_the_makefile_have_rows(target: str) -> None:
     tools = [
         word
