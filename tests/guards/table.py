@@ -123,6 +123,18 @@ TESTS = [
         "make additions", "python tests/additions/run.py error",
         {"tests/additions/error/check_error.py": append("\n\ndef test_planted() -> None:\n    assert 1 == 2\n")}, "test_planted", slow=True,
     ),
+    Guard(
+        "make fuzz", "cmake --preset fuzz -DCMAKE_CXX_COMPILER=clang++-14 >/dev/null; cmake --build --preset fuzz;"
+        " python tests/fuzz/run.py --seconds 10 --targets fuzz_agreement",
+        {"csrc/stream/message_agreement.cpp": replace("if (count != count_to_tell(known_.size()))", "if (count > known_.capacity() + 9)")},
+        "AddressSanitizer", slow=True,
+    ),
+    Guard(
+        "hardening of wheels",
+        "mkdir -p build/planted/farandole; cc -shared -fPIC -fno-stack-protector -fcf-protection=none -Wl,-z,lazy -o build/planted/farandole/planted.so build/planted.c;"
+        " (cd build/planted; python -m zipfile -c ../planted.whl farandole); python .ci/hardened.py build/planted.whl",
+        {"build/planted.c": new("".join(f"int planted{i}(int x) {{ return x + {i}; }}\n" for i in range(40)))}, "planted.so: lacks BIND_NOW, stack protector, FORTIFY, CET",
+    ),
     Guard("make mutants", "python tests/mutations/run.py planted", {"tests/mutations/planted.patch": new(FORGOTTEN)}, "planted: NOT CAUGHT", slow=True),
     Guard(
         "faults that no longer apply", PYTEST + "tests/unit/test_mutations.py",

@@ -1,0 +1,55 @@
+"""Whether the libraries of a wheel are built to be hard to attack: .ci/hardened.py WHEEL
+
+Each binds all its symbols when it is loaded, and is read-only from then on (relro, BIND_NOW);
+guards its stacks (-fstack-protector-strong); has the C library check what it copies (FORTIFY); and
+marks where it may be jumped to (CET), on x86. Prints one line for each library, and what it lacks.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def lacks(library: Path) -> list[str]:
+    dynamic = said("readelf", "--dynamic", "--wide", str(library))
+    segments = said("readelf", "--segments", "--wide", str(library))
+    symbols = said("readelf", "--dyn-syms", "--wide", str(library))
+    found = {
+        "BIND_NOW": "BIND_NOW" in dynamic or "Flags: NOW" in dynamic,
+        "GNU_RELRO": "GNU_RELRO" in segments,
+        "stack protector": "__stack_chk_fail" in symbols,
+        "FORTIFY": "_chk@" in symbols.replace("__stack_chk", ""),
+    }
+    if platform.machine() == "x86_64":
+        # The note is there only if all files that were linked have it, the compiler's own, too.
+        notes = said("readelf", "--notes", "--wide", str(library))
+        jumps = said("objdump", "--disassemble", "--no-show-raw-insn", str(library))
+        found["CET"] = "IBT" in notes or jumps.count("endbr64") > jumps.count("\tret") / 4
+    return [name for name, there in found.items() if not there]
+
+
+def main(wheel: str) -> int:
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(wheel).extractall(folder)
+        libraries = sorted(Path(folder).glob("farandole/*.so"))
+        for library in libraries:
+            missing = lacks(library)
+            failed |= bool(missing)
+            print(f"{library.name}: {'lacks ' + ', '.join(missing) if missing else 'hardened'}")
+    if not libraries:
+        sys.exit(f"{wheel} has no libraries")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
