@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 from rank_cases import checking_weights, make_tests, on_ranks
 from torch import nn
+from torch.utils.data import DataLoader
 
 import farandole as fd
 import farandole.torch as hvd
@@ -185,6 +187,92 @@ def a_rank_that_has_joined_before_the_first_step_has_no_part_in_it() -> None:
         error = refused(lambda: step(model, optimizer))
         assert error.rank == 2
         assert "differ before step 5" in error.verdict
+
+
+# Of a GlobalBatch, whose ranks have everything alike.
+
+
+def shared(model: nn.Module, samples: int = 4, **options: Any) -> tuple[Any, Any]:
+    inputs = torch.linspace(0, 1, 8 * samples).reshape(-1, 2)  # of 4 batches
+    optimizer = torch.optim.SGD(model[:2].parameters(), lr=1e-3, momentum=0.5)
+    loader = DataLoader(inputs, batch_size=samples)
+    return hvd.GlobalBatch(loader, model, optimizer, **options), optimizer
+
+
+def pass_over(batches: Any, optimizer: Any, model: nn.Module) -> None:
+    for x in batches:
+        batches.scale_loss(model(x).square().mean()).backward()
+        if batches.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def three_layers(norm: nn.Module) -> nn.Sequential:
+    """The last one is in no optimizer."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 3), norm, nn.Linear(3, 1))
+
+
+def moved_apart(
+    tensor: Callable[[nn.Module, Any], torch.Tensor], norm: nn.Module, **options: Any
+) -> str:
+    """After steps in which nothing differs; what the verdict names, or nothing."""
+    with checking_weights("1"):
+        model = three_layers(norm)
+        batches, optimizer = shared(model, **options)
+        pass_over(batches, optimizer, model)
+    tensor(model, optimizer).detach().view(-1)[0] += hvd.rank()
+    try:
+        pass_over(batches, optimizer, model)
+    except fd.Mismatch as error:
+        texts = hvd.allgather_object(str(error))
+        assert len(set(texts)) == 1, texts
+        assert "broadcast_optimizer_state" in error.advice
+        return str(error.tensor)
+    return ""
+
+
+def momentum(model: nn.Module, optimizer: Any) -> torch.Tensor:
+    return optimizer.state[model[0].weight]["momentum_buffer"]
+
+
+def mean(model: nn.Module, _: Any) -> torch.Tensor:
+    return model[1].running_mean
+
+
+@on_ranks(2, 3)
+def a_global_batch_compares_other_weights_and_the_state_of_the_optimizer() -> None:
+    for options in ({}, {"logical_ranks": 4}):
+        apart = partial(moved_apart, norm=nn.Tanh(), **options)
+        assert apart(momentum) == "state of 0.weight", options
+        assert apart(lambda model, _: model[2].bias) == "2.bias", options
+
+
+@on_ranks(2)
+def statistics_are_compared_where_they_are_of_all_ranks() -> None:
+    norm = hvd.SyncBatchNorm(3)
+    assert moved_apart(mean, norm) == "1.running_mean"
+    assert moved_apart(mean, nn.BatchNorm1d(3), logical_ranks=2) == "1.running_mean"
+    assert moved_apart(mean, nn.BatchNorm1d(3)) == ""
+
+
+@on_ranks(3)
+def ranks_without_samples_have_the_statistics_of_all() -> None:
+    with checking_weights("1"):
+        model = three_layers(hvd.SyncBatchNorm(3))
+        batches, optimizer = shared(model, samples=2)
+        for _ in range(2):
+            pass_over(batches, optimizer, model)
+
+
+@on_ranks(2)
+def a_sharded_update_has_its_state_on_one_rank() -> None:
+    with checking_weights("1"):
+        model = three_layers(nn.Tanh())
+        batches, optimizer = shared(model, sharded_update=True)
+        pass_over(batches, optimizer, model)
+        model[2].bias.data[0] += hvd.rank()
+        assert refused(lambda: pass_over(batches, optimizer, model)).tensor == "2.bias"
 
 
 test_on_ranks = make_tests(__name__, "torch")

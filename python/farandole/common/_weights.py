@@ -38,6 +38,12 @@ def in_steps(period: float) -> int:
     return int(min(period, 2**62))
 
 
+def looked_at(count: int) -> int:
+    """How many numbers are compared of a tensor of an optimizer's state, the first ones: state has up
+    to twice the bytes of the weights, and what comes to differ in it differs in the weights soon."""
+    return min(count, max(1024, count // 8))
+
+
 class Weights:
     """Of one model, on every rank of a set.
 

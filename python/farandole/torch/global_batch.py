@@ -17,6 +17,7 @@ from farandole.data._torch import batches_of
 from farandole.torch._entries import entry
 from farandole.torch._global.beginning import (
     check_arguments,
+    compare_everything,
     prepare_alike,
     refuse_other_worlds,
     share_between_ranks,
@@ -117,6 +118,7 @@ class GlobalBatch(worlds.Follower):
         self.sync_gradients = True
         share_between_ranks(model, optimizer, options, logical_ranks)
         self._logical = self._computes_in_parts()
+        compare_everything(model, optimizer)
         later = worlds.makes_later()
         self._epoch = None if later else _world.epoch()  # of the world it is in
         self._kept = not later  # a state has it, where it goes on in other worlds

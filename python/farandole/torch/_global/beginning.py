@@ -15,9 +15,12 @@ from farandole.common._objects import agree_prepared
 from farandole.common._reduction import Sum
 from farandole.torch._training import worlds
 from farandole.torch._training.reduced import ReducedOptimizer
+from farandole.torch._training.sharded import ShardedOptimizer
+from farandole.torch._training.weights import Rest
 from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.optimizer import DistributedOptimizer
+from farandole.torch.sync_batch_norm import SyncBatchNorm
 
 
 def prepare_alike(
@@ -115,6 +118,25 @@ def _check_wrapped(
             f"GlobalBatch(): logical_ranks={logical_ranks}, and the optimizer is that of another "
             f"GlobalBatch, of logical_ranks={before}\n  advice: the same for both"
         )
+
+
+def compare_everything(model: Any, optimizer: Any) -> None:
+    """Collective: from now on ranks compare all that they have alike."""
+    if isinstance(optimizer, WrappedOptimizer):
+        sharded = isinstance(optimizer, ShardedOptimizer)
+        optimizer.compare_also(Rest(model, optimizer, _buffers_alike, sharded=sharded))
+
+
+def _buffers_alike(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+    """With logical ranks all, as the batch began. Else a buffer may have what a rank's own samples
+    gave, but for those of layers that normalize over all samples."""
+    parts = optimizer.parts if isinstance(optimizer, ReducedOptimizer) else None
+    shared = model.state_dict(keep_vars=True).keys()  # by the broadcast
+    buffers = {n: buffer for n, buffer in model.named_buffers() if n in shared}
+    if parts is not None:
+        return {n: parts.buffers.get(n, buffer) for n, buffer in buffers.items()}
+    joint = {n for n, each in model.named_modules() if isinstance(each, SyncBatchNorm)}
+    return {n: buffer for n, buffer in buffers.items() if n.rpartition(".")[0] in joint}
 
 
 def refuse_other_worlds(kept: bool, epoch: int | None) -> None:

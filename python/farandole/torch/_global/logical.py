@@ -89,6 +89,7 @@ class LogicalRanks:
             self._statistics.begin_batch()
         if self._gradients is not None:
             self._gradients.begin_batch()
+            self._gradients.buffers = {} if self._statistics is None else self._statistics.before
             self._gradients.reduced = self._end_batch
         try:
             yield

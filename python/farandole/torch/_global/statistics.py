@@ -30,16 +30,16 @@ class Statistics:
 
     def __init__(self, model: torch.nn.Module, block: Block) -> None:
         self._model, self._block = model, block
-        self._before: dict[str, torch.Tensor] = {}
+        self.before: dict[str, torch.Tensor] = {}  # as the last batch began
         self._parts: list[dict[str, torch.Tensor]] = []  # what each of this rank's has changed
         self._strange: set[str] = set()  # what nobody can join
         self._joined: set[str] = set()  # what some rank's parts have changed: they will again
         self._open = False
 
     def begin_batch(self) -> None:
-        self._before = {n: b.detach().clone() for n, b in self._model.named_buffers()}
+        self.before = {n: b.detach().clone() for n, b in self._model.named_buffers()}
         self._parts, self._strange = [], set()
-        self._open = bool(self._before)
+        self._open = bool(self.before)
 
     @torch.no_grad()
     def end_part(self, *, counts: bool) -> None:
@@ -47,9 +47,9 @@ class Statistics:
         if not self._open:
             return
         now = dict(self._model.named_buffers())
-        self._strange |= now.keys() ^ self._before.keys()
+        self._strange |= now.keys() ^ self.before.keys()
         changed = {}
-        for name, before in self._before.items():
+        for name, before in self.before.items():
             buffer = now.get(name)
             if buffer is None or _is_same(buffer, before):
                 continue
@@ -72,11 +72,11 @@ class Statistics:
             return
         self._open = False
         mine = self._flags()
-        expected = [name for name in self._before if name in self._joined]
+        expected = [name for name in self.before if name in self._joined]
         *values, flags = over_ranks([*map(self._of_this_rank, expected), mine])
         if bool((flags == _STRANGE).any()):
             self._refuse(mine)
-        changed = [n for n, flag in zip(self._before, flags, strict=False) if flag == _CHANGED]
+        changed = [n for n, flag in zip(self.before, flags, strict=False) if flag == _CHANGED]
         others = [name for name in changed if name not in self._joined]
         found = dict(zip(expected, values, strict=True))
         if others:
@@ -95,14 +95,14 @@ class Statistics:
             self._open = False
             now = dict(self._model.named_buffers())
             with torch.no_grad():
-                for name, before in self._before.items():
+                for name, before in self.before.items():
                     if name in now and now[name].shape == before.shape:
                         now[name].copy_(before)
 
     def _flags(self) -> torch.Tensor:
         """By buffer; and of those that are no buffers of all ranks."""
-        flags = [self._flag(name) for name in self._before]
-        flags.append(_STRANGE if self._strange - self._before.keys() else _SAME)
+        flags = [self._flag(name) for name in self.before]
+        flags.append(_STRANGE if self._strange - self.before.keys() else _SAME)
         return torch.tensor(flags)
 
     def _refuse(self, mine: torch.Tensor) -> NoReturn:
@@ -112,7 +112,7 @@ class Statistics:
         if _world.size() > 1:
             theirs = gathered(flags, "changed buffers of a GlobalBatch", 0)
         ranks, places = np.nonzero(theirs == _STRANGE)
-        names = [*self._before, *sorted(self._strange - self._before.keys()), "?"]
+        names = [*self.before, *sorted(self._strange - self.before.keys()), "?"]
         raise InvalidArgument(
             f"buffer '{names[places[0]]}' of the model became another one while rank "
             f"{ranks[0]} computed a part of a batch, or is complex: logical_ranks join buffers "
@@ -125,7 +125,7 @@ class Statistics:
         return _CHANGED if any(name in part for part in self._parts) else _SAME
 
     def _of_this_rank(self, name: str) -> torch.Tensor:
-        before = self._before[name]
+        before = self.before[name]
         values = [part.get(name, before) for part in self._parts]
         if before.is_floating_point():
             return fold(values, torch.add)

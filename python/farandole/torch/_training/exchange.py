@@ -37,7 +37,7 @@ from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch._training.weighing import not_weighed
-from farandole.torch._training.weights import BROADCAST, watch_weights
+from farandole.torch._training.weights import BROADCAST
 from farandole.torch._training.wrapped import too_many_passes
 
 
@@ -86,9 +86,9 @@ class GradientExchange(Hooked):
         limits: Limits,
         overlap: bool = True,
     ) -> None:
-        super().__init__(named, weights)
+        super().__init__(named, weights, line)
         self._group, self._reduction, self._limits = group, reduction, limits
-        self._groups, self._overlap, self._line = groups, overlap, line
+        self._groups, self._overlap = groups, overlap
         self._all = weights
         self._plan(named)
         self.reducing = False  # the present pass
@@ -156,12 +156,15 @@ class GradientExchange(Hooked):
             sparse_as_dense=reduction.sparse_as_dense,
         )
         self._late = LateGradients(f"late gradients {reducer.key:x}", named, reduction)
-        watch_weights(reducer, self._all, self._line)
         self.reducer, self.finite = reducer, finite
+        self._watch_weights()
         self._planned = [_kind(p) for p in parameters]
         self._places = [p.data_ptr() for p in parameters]
         known = set(map(id, parameters))
         self._others = [(n, p) for n, p in self._all if id(p) not in known and p.numel() > 0]
+
+    def _watch_weights(self) -> None:
+        self.compared.watch(self.reducer)
 
     def _plan_anew(self) -> None:
         """Before a step is begun, where the parameters are others than those of the plan. A frozen
@@ -289,7 +292,7 @@ class GradientExchange(Hooked):
             self.completes.complete_rest()
         for i in self._gradients.missing():
             self._take(i)
-        self.show_weights(self.reducer)
+        self.compared.show(self.reducer)
         self._gradients.launch()
 
     def _finish_pass(self) -> None:

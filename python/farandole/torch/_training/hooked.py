@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from farandole import _core, _world
+from farandole import _world
 from farandole._core import InvalidArgument, NotInitialized
 from farandole.torch._training.passes import Pass, untraced
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weighing import last_weighed
-from farandole.torch._training.weights import checksums_of
+from farandole.torch._training.weights import BROADCAST, Compared, Rest
 
 
 class Hooked:
@@ -29,20 +29,26 @@ class Hooked:
     _pass: weakref.ref[Pass] | None = None
 
     def __init__(
-        self, named: Sequence[tuple[str, torch.Tensor]], weights: Sequence[tuple[str, torch.Tensor]]
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        weights: Sequence[tuple[str, torch.Tensor]],
+        line: str = BROADCAST,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.epoch = _world.epoch()  # of the world it was made in
         self.silence = Silence(self.names, self.parameters)
-        self._weights = [tensor for _, tensor in weights]
+        self.compared = Compared(weights, line)
         # Autograd calls the hooks of each device's gradients from a thread of that device's.
         self._entering = threading.Lock()
 
-    def show_weights(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
-        """Before it is launched, where it compares them."""
-        if step.weights_due:
-            step.show_weights(checksums_of(self._weights))
+    def compare_also(self, rest: Rest) -> None:
+        """Collective, between steps."""
+        self.compared.rest = rest
+        self._watch_weights()
+
+    def _watch_weights(self) -> None:
+        """Has what is compared compared, in the steps that come."""
 
     def present_pass(self) -> Pass | None:
         return self._pass() if self._pass is not None else None

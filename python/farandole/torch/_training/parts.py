@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -73,6 +73,7 @@ class PartGradients(Hooked):
         self.weighed_only = True
         self.of_batch = of_batch
         self.reduced: Callable[[], None] = lambda: None  # called when a batch's gradients are
+        self.buffers: Mapping[str, torch.Tensor] = {}  # the model's, as the batch began
         self._unmanaged, self._exchange = unmanaged, exchange
         self._numbers = {id(p): i for i, p in enumerate(self.parameters)}
         self._stands = _Stands.NOWHERE

@@ -162,6 +162,8 @@ class ReducedOptimizer(WrappedOptimizer):
             self.compute_in_parts(self._parts.of_batch)
         if self.weighed_only:
             self.take_weighed_losses_only()
+        if self._rest is not None:
+            self.compare_also(self._rest)
 
 
 def _finished(parts: PartGradients, closure: Callable[[], Any]) -> Any:

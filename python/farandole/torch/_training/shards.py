@@ -30,7 +30,6 @@ from farandole.torch._training.layouts import agreed_strides
 from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.weighing import not_weighed
-from farandole.torch._training.weights import watch_weights
 from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
@@ -96,9 +95,12 @@ class Shards(Hooked):
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
         self._finite = OwnGradients(named, reduction.process_set)
-        watch_weights(self.update, weights)
+        self._watch_weights()
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
+
+    def _watch_weights(self) -> None:
+        self.compared.watch(self.update)
 
     def _map_gradients(self) -> None:
         """Makes the views of the buckets. No program gets one: see Note [Who has a view of a
@@ -235,7 +237,7 @@ class Shards(Hooked):
             refuse_unmanaged(unmanaged)
             self.silence.refuse()
             present, groups = self._present(), settings()
-            self.show_weights(self.update)
+            self.compared.show(self.update)
             mine = self._finite.found() if self._finite.looks else None
         if self._finite.looks and self._finite.numerics.is_error:
             self._require_finite(present, groups, mine)
@@ -271,7 +273,7 @@ class Shards(Hooked):
         self.check_alive()
         with self._abandoning():
             present, groups = self._present(), settings()
-            self.show_weights(self.update)
+            self.compared.show(self.update)
             self._there.begin(updates=False)
         self.update.begin(f"norm {kind}", present, groups, 1.0)
         self.update.wait()

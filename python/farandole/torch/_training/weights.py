@@ -1,15 +1,19 @@
-"""Tensors whose values ranks compare: all that an optimizer holds, also frozen ones."""
+"""Tensors whose values ranks compare: all that an optimizer holds, also frozen ones. Of a GlobalBatch
+also the rest of what is the same on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from farandole import _core
-from farandole.common._weights import Weights, in_steps, period
+from farandole.common._weights import Weights, in_steps, looked_at, period
 from farandole.torch import _devices
-from farandole.torch._tensors import as_reals, borrow
+from farandole.torch._tensors import DTYPE_NAMES, as_reals, borrow
 
 BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 
@@ -21,15 +25,88 @@ def checksums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     return _core.checksums([borrow(as_reals(tensor)) for tensor in here])
 
 
-def watch_weights(
-    what: _core.Reducer | _core.ShardedUpdate,
-    named: Sequence[tuple[str, torch.Tensor]],
-    line: str = BROADCAST,
-) -> None:
-    """Makes it compare them as often as the setting says. In the model's order."""
-    steps = period()
-    if steps is not None:
-        what.watch_weights([name for name, _ in named], in_steps(steps), line)
+class Rest:
+    """What all ranks of a GlobalBatch have alike besides the parameters of the optimizer.
+
+    Holds neither, so that both go as they would without it.
+
+    Args:
+        model: its other parameters are compared.
+        optimizer: its state is compared, unless each rank holds a part of it (`sharded`).
+        buffers: of the model, those that are alike on all ranks when gradients are reduced.
+    """
+
+    line = f"{BROADCAST} and hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: Callable[[Any, Any], Mapping[str, torch.Tensor]],
+        *,
+        sharded: bool,
+    ) -> None:
+        self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
+        self._buffers, self._sharded = buffers, sharded
+
+    def rows(self) -> dict[str, list[torch.Tensor]]:
+        """By name, also of a parameter that has no state yet."""
+        model, optimizer = self._model(), self._optimizer()
+        if model is None or optimizer is None:
+            return {}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        named = list(model.named_parameters())
+        rows = {name: [p] for name, p in named if id(p) not in held}
+        rows |= {name: [buffer] for name, buffer in self._buffers(model, optimizer).items()}
+        if not self._sharded:
+            state = optimizer.state
+            rows |= {f"state of {n}": _parts_of(state.get(p)) for n, p in named if id(p) in held}
+        return {name: list(filter(_is_comparable, tensors)) for name, tensors in rows.items()}
+
+
+def _parts_of(state: Any) -> list[torch.Tensor]:
+    """What is looked at of a parameter's state."""
+    tensors = [value for _, value in sorted((state or {}).items()) if torch.is_tensor(value)]
+    return [t.detach().reshape(-1)[: looked_at(t.numel())] for t in tensors if not t.is_sparse]
+
+
+def _is_comparable(tensor: torch.Tensor) -> bool:
+    known = tensor.is_complex() or tensor.dtype in DTYPE_NAMES
+    return known and tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda")
+
+
+class Compared:
+    """What ranks compare of one optimizer.
+
+    Args:
+        named: what it holds, in the model's order.
+        line: of a program, that makes them equal.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], line: str) -> None:
+        self._names, self._tensors = [n for n, _ in named], [tensor for _, tensor in named]
+        self._line = line
+        self.rest: Rest | None = None
+        self._rest_names: list[str] = []
+
+    def watch(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
+        """Makes it compare them as often as the setting says."""
+        self._rest_names = [] if self.rest is None else list(self.rest.rows())
+        line = self._line if self.rest is None else self.rest.line
+        steps = period()
+        if steps is not None:
+            step.watch_weights([*self._names, *self._rest_names], in_steps(steps), line)
+
+    def show(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
+        """Before it is launched, where it compares them."""
+        if not step.weights_due:
+            return
+        sums = checksums_of(self._tensors)
+        if self.rest is not None:
+            rows = self.rest.rows()
+            each = [checksums_of(rows.get(name, [])) for name in self._rest_names]
+            sums += _core.checksums([np.array(few, np.uint64) for few in each])
+        step.show_weights(sums)
 
 
 class TensorWeights(Weights):

@@ -13,6 +13,7 @@ from farandole._core import InvalidArgument
 from farandole.common._wrapped import child_of
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.weighing import left_open
+from farandole.torch._training.weights import Rest
 
 
 def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
@@ -39,6 +40,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     _parameter_names: dict[torch.Tensor, str]  # as Horovod calls it; programs read it
     weighed_only = False  # it is one of a GlobalBatch
+    _rest: Rest | None = None  # of it, compared with the parameters
     _open = False  # more micro-batches of the global batch come: step() is refused
 
     def _hooked(self) -> Hooked | None:
@@ -68,6 +70,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.weighed_only = True
         if (hooked := self._hooked()) is not None:
             hooked.weighed_only = True
+
+    def compare_also(self, rest: Rest) -> None:
+        """Collective: from now on, and in later worlds."""
+        self._rest = rest
+        if (hooked := self._hooked()) is not None:
+            hooked.compare_also(rest)
 
     def _refuse_open(self) -> None:
         if self._open:
