@@ -25,13 +25,16 @@ struct PluginResult {
   const char* error;        // what() of the Error; null when it has not failed
   const int64_t* received;  // all_to_all: rows that came from each member
   size_t received_count;
-  int32_t last_joined;  // join
+  int32_t number;  // join: the last rank to join; step: 1 if its weights are compared
 };
 
 /// What is asked for by name (named/request.h says more). Refers to the caller's memory: the
 /// buffers are lent until `finished`, everything else for the call alone.
 struct PluginAsk {
-  const char* kind;  // a Collective by name; null: join
+  /// A Collective by name; null: join. "step": a barrier that begins a step of the model `root`,
+  /// which compares weights every `prescale` steps. "weights": compares the tensors, that model's;
+  /// the note is a line of a program that makes them equal, and a line for each one's name.
+  const char* kind;
   const char* name;
   size_t name_bytes;
   const char* note;  // compared between ranks, line by line
@@ -65,6 +68,6 @@ struct PluginTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kPluginVersion = 1;
+inline constexpr uint32_t kPluginVersion = 2;
 
 }  // namespace farandole

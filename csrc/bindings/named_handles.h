@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/plugin_weights.h"
 #include "devices/staged_named.h"
 
 namespace farandole {
@@ -16,6 +17,7 @@ namespace py = pybind11;
 struct PyNames {
   std::shared_ptr<Group> world;
   std::shared_ptr<Named> named;
+  std::shared_ptr<PluginWeights> weights = std::make_shared<PluginWeights>();
 };
 
 /// What Python keeps of one operation until it has waited for it.

@@ -74,14 +74,14 @@ std::optional<Error> difference_of_weights(std::span<const std::string> names,
   const std::string verdict = what_happened(context) + ": '" + names[first] + "' has checksum " +
                               describe_values(givers) + "; " + std::to_string(count) + " of " +
                               std::to_string(names.size()) +
-                              (count == 1 ? " parameters differs" : " parameters differ");
+                              (count == 1 ? " weights differs" : " weights differ");
   Context where;
   where.rank = odd_one(givers);
   where.tensor = names[first];
   where.field = "weights";
   where.values = std::move(givers);
-  where.evidence = "the bits of all parameters were compared as step " +
-                   std::to_string(context.step) + " began, before it changed any";
+  where.evidence = "the bits of all weights were compared as step " + std::to_string(context.step) +
+                   " began, before it changed any";
   return Error(ErrorCode::mismatch, verdict, std::move(where), advice_for(context));
 }
 

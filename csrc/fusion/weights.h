@@ -17,6 +17,8 @@ namespace farandole {
 struct WeightsRow {
   int rank = 0;
   std::vector<uint64_t> checksums;
+
+  bool operator==(const WeightsRow&) const = default;
 };
 
 /// What an error says besides.

@@ -48,9 +48,8 @@ void Call::prepare(TF_OpKernelContext* context, bool in_place) {
     name_ += "@" + std::to_string(iteration % kIterationNames);
   key_ = kernel_->kind + ' ' + std::to_string(kernel_->set) + ' ' + name_;
   const bool exchanges = kernel_->kind == "all_to_all";
-  extra_is_ = exchanges                 ? Extra::received
-              : kernel_->kind == "join" ? Extra::last_joined
-                                        : Extra::none;
+  const bool numbered = kernel_->kind == "join" || kernel_->kind == "step";
+  extra_is_ = exchanges ? Extra::received : numbered ? Extra::number : Extra::none;
   const int tensors = api.NumInputs(context) - (exchanges ? 1 : 0);
   for (int i = 0; i < tensors; ++i) take_tensor(context, i);
   if (exchanges && failure_.code == kOk) take_splits(context, tensors);
@@ -158,7 +157,7 @@ void Call::start(const PluginTable& table, bool wait, Done done) {
                        .dimensions = static_cast<int32_t>(t.shape.size()),
                        .shape = t.shape.data()});
   const PluginAsk ask{
-      .kind = extra_is_ == Extra::last_joined ? nullptr : kernel_->kind.c_str(),
+      .kind = kernel_->kind == "join" ? nullptr : kernel_->kind.c_str(),
       .name = name_.data(),
       .name_bytes = name_.size(),
       .note = kernel_->note.data(),
@@ -207,8 +206,8 @@ void Call::make_extra(const PluginResult& result) {
   if (extra_is_ == Extra::none) return;
   std::vector<int32_t> numbers(result.received, result.received + result.received_count);
   std::vector<int64_t> shape{static_cast<int64_t>(numbers.size())};
-  if (extra_is_ == Extra::last_joined) {
-    numbers = {result.last_joined};
+  if (extra_is_ == Extra::number) {
+    numbers = {result.number};
     shape.clear();
   }
   extra_ = make_output(static_cast<int>(tensors_.size()), shape, kInt32);

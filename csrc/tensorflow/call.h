@@ -16,7 +16,7 @@ namespace farandole::tf {
 
 /// What the attributes of an op say; the same for all of its runs.
 struct Kernel {
-  std::string kind;  // a collective, or "join"
+  std::string kind;  // a collective, "join", "step" or "weights" (base/plugin.h)
   std::string name, note;
   uint32_t set = 0;
   ReduceOp op = ReduceOp::sum;
@@ -80,12 +80,12 @@ class Call {
 
   const Kernel* kernel_;  // gone when the call outlives its op: after start()
   std::optional<Kernel> own_kernel_;
-  enum class Extra : uint8_t { none, received, last_joined } extra_is_ = Extra::none;
+  enum class Extra : uint8_t { none, received, number } extra_is_ = Extra::none;
   TF_OpKernelContext* context_ = nullptr;  // null: outputs are memory of their own
   std::string name_, key_;
   std::vector<Shaped> tensors_;
   std::vector<int64_t> splits_;
-  TF_Tensor* extra_ = nullptr;  // the output besides: received splits, the last rank to join
+  TF_Tensor* extra_ = nullptr;  // the output besides: received splits, or a number
   const PluginTable* table_ = nullptr;
   Failure failure_;
   Done done_;

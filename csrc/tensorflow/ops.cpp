@@ -23,7 +23,7 @@ void forget_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   api.ShapeInferenceContextSetUnknownShape(context, status);
 }
 
-enum class Tensors : uint8_t { none, one, many };
+enum class Tensors : uint8_t { none, one, many, many_read };  // the last have no results
 
 struct OpRow {
   const char* name;
@@ -42,6 +42,8 @@ constexpr OpRow kOps[] = {
     {"FarandoleAllToAll", Tensors::one, "splits: int64", "received: int32", forget_shapes},
     {"FarandoleBarrier", Tensors::none, nullptr, nullptr, forget_shapes},
     {"FarandoleJoin", Tensors::none, nullptr, "last: int32", forget_shapes},
+    {"FarandoleStep", Tensors::none, nullptr, "due: int32", forget_shapes},
+    {"FarandoleWeights", Tensors::many_read, nullptr, nullptr, forget_shapes},
     {"FarandoleStart", Tensors::many, nullptr, "handle: int64", forget_shapes, OpRow::Way::start},
     {"FarandoleFinish", Tensors::none, "handles: N * int64", "results: R", forget_shapes,
      OpRow::Way::finish},
@@ -64,10 +66,11 @@ std::string add_op(const OpRow& row) {
   const Status status;
   TF_OpDefinitionBuilder* const op = api.NewOpDefinitionBuilder(row.name);
   const std::string types = "list(" + type_words() + ") >= 0";
-  if (row.tensors == Tensors::many) {
+  if (row.tensors == Tensors::many || row.tensors == Tensors::many_read) {
     api.OpDefinitionBuilderAddInput(op, "tensors: T");
     api.OpDefinitionBuilderAddAttr(op, ("T: " + types).c_str());
-    if (row.way == OpRow::Way::async) api.OpDefinitionBuilderAddOutput(op, "results: T");
+    if (row.tensors == Tensors::many && row.way == OpRow::Way::async)
+      api.OpDefinitionBuilderAddOutput(op, "results: T");
   } else if (row.tensors == Tensors::one) {
     api.OpDefinitionBuilderAddInput(op, "tensor: T");
     api.OpDefinitionBuilderAddAttr(op, ("T: " + type_words()).c_str());
@@ -97,9 +100,10 @@ std::string name_of(const char* argument) {
 std::vector<std::string> arguments_of(const OpRow& row) {
   std::vector<std::string> names;
   if (row.tensors != Tensors::none) {
-    const bool many = row.tensors == Tensors::many;
+    const bool many = row.tensors != Tensors::one;
     names.emplace_back(many ? "tensors" : "tensor");
-    if (row.way == OpRow::Way::async) names.emplace_back(many ? "results" : "result");
+    if (row.tensors != Tensors::many_read && row.way == OpRow::Way::async)
+      names.emplace_back(many ? "results" : "result");
   }
   for (const char* const more : {row.input, row.output})
     if (more != nullptr) names.push_back(name_of(more));

@@ -82,7 +82,7 @@ def a_forgotten_broadcast_is_named_in_the_first_step() -> None:
     for kind, step in steps_of().items():
         told = refused(lambda: step(make(seed=fdj.rank())))  # noqa: B023
         assert told.startswith("ranks start from different weights: '['bias']' has"), (kind, told)
-        assert told.endswith("2 of 3 parameters differ")
+        assert told.endswith("2 of 3 weights differ")
 
 
 @on_ranks(2)
@@ -104,7 +104,7 @@ def one_bit_on_the_last_rank_is_enough() -> None:
             params = one_bit_off(params)
         told = refused(lambda: step(params))  # noqa: B023
         assert "'['kernel']' has checksum" in told, (kind, told)
-        assert told.endswith("1 of 3 parameters differs")
+        assert told.endswith("1 of 3 weights differs")
 
 
 @on_ranks(2)

@@ -60,7 +60,7 @@ def refused(call: Callable[[], Any]) -> str:
 def a_forgotten_callback_is_named_before_the_third_batch() -> None:
     told = refused(lambda: train(make(seed=hvd.rank() + 1), 3))
     assert told.startswith("ranks start from different weights: 'sequential/inner/kernel [0]' has")
-    assert told.endswith("2 of 4 parameters differ")  # biases are zeros
+    assert told.endswith("2 of 4 weights differ")  # biases are zeros
 
 
 @on_ranks(2)
@@ -82,7 +82,7 @@ def local_layers_are_left_alone() -> None:
         model = make(local=True)
         move_apart(model.layers[layer].kernel)
         if differs:
-            assert "1 of 2 parameters differs" in refused(lambda: train(model, 3))  # noqa: B023
+            assert "1 of 2 weights differs" in refused(lambda: train(model, 3))  # noqa: B023
         else:
             train(model, 3)
 

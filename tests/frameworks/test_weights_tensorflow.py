@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def a_forgotten_broadcast_is_named_in_the_second_step() -> None:
         before = [v.numpy() for v in model.variables]
         told = refused(step)
         assert told.startswith("ranks start from different weights: 'kernel' has"), (kind, told)
-        assert told.endswith("2 of 2 parameters differ")
+        assert told.endswith("2 of 2 weights differ")
         for v, old in zip(model.variables, before, strict=True):
             np.testing.assert_array_equal(v.numpy(), old)
 
@@ -151,13 +152,45 @@ def one_bit_on_the_last_rank_is_enough() -> None:
 
 
 @on_ranks(2, 3)
-def a_function_that_is_traced_later_has_nothing_of_it() -> None:
-    model = Model()
-    for calls in (1, 0):
+def steps_count_whatever_graph_they_are_in() -> None:
+    """Each rank traces where it likes."""
+    with checking_weights("4"):
+        model = Model()
+        for _ in range(2):
+            tf.function(model.step)()
         step = tf.function(model.step)
-        operations = step.get_concrete_function().graph.get_operations()
-        assert sum(op.type == "EagerPyFunc" for op in operations) == calls
+        for number in range(3, 5):
+            step = tf.function(model.step) if number == 3 + hvd.rank() else step
+            step()
+        model.bias.assign_add([0.0, float(hvd.rank()), 0.0])
+        assert "before step 1, and differ before step 5: 'bias'" in refused(step)
+
+
+@on_ranks(2)
+def a_graph_compares_by_itself_and_from_a_file() -> None:
+    """It calls no Python, which no file could have."""
+    model = tf.Module()
+    model.own = Model()
+    model.variables_of = model.own.variables
+    model.step = tf.function(model.own.step, input_signature=())
+    with checking_weights("2"), tempfile.TemporaryDirectory() as place:
+        tf.saved_model.save(model, place)
+        loaded = tf.saved_model.load(place)
+    operations = model.step.get_concrete_function().graph.get_operations()
+    assert not [op for op in operations if "PyFunc" in op.type]
+    for _ in range(3):
+        loaded.step()
+    loaded.variables_of[1].assign_add([0.0, float(hvd.rank()), 0.0])
+    loaded.step()
+    assert "before step 3, and differ before step 5: 'bias'" in refused(loaded.step)
+
+
+@on_ranks(2)
+def what_differs_from_the_start_is_said_again() -> None:
+    for kind in ("eager", "graph"):
+        step = steps_of(Model(seed=hvd.rank()))[kind]
         step()
+        assert refused(step) == refused(step)
 
 
 @on_ranks(2)

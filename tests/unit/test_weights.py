@@ -74,7 +74,7 @@ def test_the_first_that_differs_is_named_with_who_has_what() -> None:
     assert dict(error.values) == {f"{2:016x}": [0, 2], f"{5:016x}": [1]}
     assert str(error).startswith(
         f"ranks start from different weights: 'second' has checksum {2:016x} on ranks 0, 2; "
-        f"{5:016x} on rank 1; 2 of 3 parameters differ"
+        f"{5:016x} on rank 1; 2 of 3 weights differ"
     )
     assert error.advice.startswith("add line() before the first step")
 
@@ -83,7 +83,7 @@ def test_of_two_ranks_nobody_is_to_blame() -> None:
     error = difference([1, 2, 3], [1, 2, 4])
     assert error is not None
     assert error.rank is None
-    assert "1 of 3 parameters differs" in str(error)
+    assert "1 of 3 weights differs" in str(error)
 
 
 def test_what_comes_apart_later_is_said_with_its_steps() -> None:

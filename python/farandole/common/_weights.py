@@ -12,7 +12,6 @@ Elsewhere it is a gather by name, which goes on without a rank that has joined.
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -39,8 +38,8 @@ def in_steps(period: float) -> int:
 
 
 def looked_at(count: int) -> int:
-    """How many numbers are compared of a tensor of an optimizer's state, the first ones: state has up
-    to twice the bytes of the weights, and what comes to differ in it differs in the weights soon."""
+    """How many numbers are compared of a tensor of an optimizer's state, the first ones: state may
+    have twice the bytes of the weights, and what differs in it soon differs in the weights."""
     return min(count, max(1024, count // 8))
 
 
@@ -121,19 +120,13 @@ class PatientWeights(Weights):
     ) -> None:
         super().__init__(label, names, line, process_set)
         self._variables = [weakref.ref(variable) for variable in variables]
+        self._at_start: list[list[int]] = []
         self._open = {id(variable) for variable in variables}  # may still differ from the start
-        self._looked = False
 
     @property
     def waits(self) -> bool:
         """Whether begin_step() has to be called in every step from now on."""
         return self._period is not None and (bool(self._open) or self._period < math.inf)
-
-    @property
-    def waits_in_graphs(self) -> bool:
-        """The same for those who compare every so many steps only where a program asks."""
-        asked = os.environ.get("FARANDOLE_CHECK_WEIGHTS", "").isdigit()
-        return self._period is not None and (bool(self._open) or asked)
 
     @property
     def is_over(self) -> bool:
@@ -142,29 +135,25 @@ class PatientWeights(Weights):
     def is_of(self, variables: Sequence[Any]) -> bool:
         return all(ref() is v for ref, v in zip(self._variables, variables, strict=True))
 
-    def look(self, checksums: Callable[[], Sequence[int]]) -> None:
-        """Before the first step. Collective, once."""
-        if self._period is not None and not self._looked:
-            self._looked = True
-            if self.difference(checksums()) is None:
-                self._open.clear()
-
     def begin_step(self, checksums: Callable[[], Sequence[int]]) -> None:
-        if not self._looked:
-            self.look(checksums)
-        elif self.steps > 0 and self._open:
-            self._require_equal(checksums())
-        elif self.steps > 0:
+        if self._period is None:
+            return
+        if self.steps > 0 and not self._open:
             super().begin_step(checksums)
             return
+        if self.steps > 0:
+            self._require_equal(checksums())
+        elif self.difference(checksums()) is None:
+            self._open.clear()
+        else:
+            self._at_start = self.table
         self.steps += 1
 
     def _require_equal(self, checksums: Sequence[int]) -> None:
-        before = self.table
         error = self.difference(checksums)
         if error is None:
             self._open.clear()
-        elif self.table != before:  # else nobody has taken a step yet
+        elif self.table != self._at_start:  # else nobody has taken a step yet
             raise error
 
     def note_broadcast(self, variables: set[int]) -> None:

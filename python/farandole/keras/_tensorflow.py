@@ -17,7 +17,7 @@ from farandole.tensorflow._calls import members_when_run
 from farandole.tensorflow._graph import goes_on
 from farandole.tensorflow._reduction import Reduction as OpReduction
 from farandole.tensorflow._reduction import after
-from farandole.tensorflow._weights import compared
+from farandole.tensorflow._weights import Compared
 
 
 class GraphExchange(PlannedExchange):
@@ -76,7 +76,7 @@ class GraphExchange(PlannedExchange):
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
         members = self.reduction.process_set
-        weights = compared(self.label, members, variables, names, BROADCAST, while_traced=True)
+        weights = Compared(self.label, members, variables, names, BROADCAST)
         reduced = self._ops.reduce(gradients, variables, names, weights, finite=not self.skips)
         return [times(g, self.reduction.passes_factor) for g in reduced]
 

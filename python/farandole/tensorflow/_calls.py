@@ -30,7 +30,7 @@ DTYPES = {getattr(tf, name): name for name in _core.dtypes if hasattr(tf, name)}
 class Request:
     """One operation."""
 
-    kind: str  # the engine's word
+    kind: str  # the engine's word, or the plug-in's
     tensors: Sequence[tf.Tensor]
     name: str | None = None
     set: int = 0
@@ -84,7 +84,8 @@ def tensors_from(values: Any, what: str = "tensors") -> list[tf.Tensor]:
 
 def run(request: Request) -> list[tf.Tensor]:
     """The results: one a tensor, and for all_to_all also the rows that came from each rank, for
-    join the last rank to join. A barrier has none."""
+    join the last rank to join, for a step whether weights are compared in it (csrc/base/plugin.h).
+    A barrier has none, nor have weights."""
     return run_all([request])[0]
 
 
@@ -139,15 +140,18 @@ def _async(raw: Any, request: Request) -> list[tf.Tensor]:
     how = _attributes(request)
     if request.kind == "all_to_all":
         return list(op(request.tensors[0], request.splits, **how))
-    if request.kind in ("join", "barrier"):
+    if request.kind in ("join", "barrier", "step"):
         return [op(**how)]  # of a barrier the op itself, or None
+    if request.kind == "weights":
+        return [op(list(request.tensors), **how)]  # likewise
     return list(op(list(request.tensors), **how))
 
 
 def _in_pairs(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
     """With gradients, which nothing could register: the two ops know only halves."""
     flat = [tensor for request in requests for tensor in request.tensors]
-    if not any(tensor.dtype.is_floating for tensor in flat):
+    weighs = any(request.kind == "weights" for request in requests)
+    if weighs or not any(tensor.dtype.is_floating for tensor in flat):
         return _start_and_finish(raw, requests)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -225,7 +229,9 @@ def place_when_run(number: int) -> Any:
 
 
 def _result_dtypes(request: Request) -> list[tf.DType]:
-    more = {"all_to_all": [tf.int32], "join": [tf.int32]}.get(request.kind, [])
+    if request.kind == "weights":
+        return []
+    more = [tf.int32] if request.kind in ("all_to_all", "join", "step") else []
     return [tensor.dtype for tensor in request.tensors] + more
 
 
@@ -234,8 +240,10 @@ def _set_shapes(request: Request, results: list[tf.Tensor]) -> None:
     that is before init(), or may change."""
     known = _world.is_initialized() and not _graph.goes_on()
     ranks, place = members_of(request.set) if known else ([], -1)
-    if request.kind == "join":
+    if request.kind in ("join", "step"):
         results[0].set_shape([])
+    if request.kind == "weights":
+        return
     for tensor, result in zip(request.tensors, results, strict=False):
         shape = tensor.shape
         if request.kind in ("all_reduce", "broadcast"):

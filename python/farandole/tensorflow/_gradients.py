@@ -132,3 +132,5 @@ def _of_all_to_all_op(op: Any, *gradients: Any) -> Any:
 tf.RegisterGradient("FarandoleAllToAll")(_of_all_to_all_op)
 tf.no_gradient("FarandoleBarrier")
 tf.no_gradient("FarandoleJoin")
+tf.no_gradient("FarandoleStep")
+tf.no_gradient("FarandoleWeights")

@@ -26,10 +26,8 @@ from farandole.tensorflow._graph import in_tensorflow_1
 TESTED = ("2.16", "2.21")
 
 # What TensorFlow must not order one after the other as it does other stateful ops.
-_UNORDERED = {
-    f"Farandole{op}"
-    for op in "AllReduce AllGather Broadcast ReduceScatter AllToAll Barrier Join Start".split()
-}
+_KINDS = "AllReduce AllGather Broadcast ReduceScatter AllToAll Barrier Join Step Weights Start"
+_UNORDERED = {f"Farandole{kind}" for kind in _KINDS.split()}
 
 
 def version() -> str:

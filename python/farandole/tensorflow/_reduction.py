@@ -29,7 +29,7 @@ from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum,
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Request, members_when_run, run, run_all, tensor_from
 from farandole.tensorflow._finite import FiniteCheck, is_looked_at, scales_losses
-from farandole.tensorflow._weights import compared
+from farandole.tensorflow._weights import Compared
 from farandole.tensorflow.adasum import adasum_together
 
 # Which gradients, how to unpack them, are they slices.
@@ -82,7 +82,7 @@ class Reduction(_reduction.Reduction):
         gradients: Sequence[Any],
         variables: Sequence[Any],
         names: Sequence[str],
-        weights: AbstractContextManager[None] | None = None,
+        weights: Compared | None = None,
         *,
         finite: bool = False,
     ) -> list[Any]:
@@ -92,15 +92,13 @@ class Reduction(_reduction.Reduction):
             gradients: tensors, ``tf.IndexedSlices`` and None.
             variables: what they are the gradients of: for ``groups``.
             names: of the variables.
-            weights: compares their values; entered once, where the ranks' models are known to be
-                alike before its end.
+            weights: compares their values, once the ranks' models are known to be alike.
             finite: they are gradients that a step will use, and are looked at.
 
         Raises:
             NumericsError: eagerly and by the setting, where some rank's are not finite; in a graph
                 its text is that of the error of an op.
         """
-        weights = weights or nullcontext()
         _graph.check_place()
         ours = [self._made_dense(*row) for row in zip(gradients, names, strict=True)]
         if self.members == 1 and not _graph.goes_on():
@@ -111,16 +109,15 @@ class Reduction(_reduction.Reduction):
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
             check, flagged = self._checked(ours, plans, names, finite)
-            with weights:
+            with nullcontext() if weights is None else weights.after_step():
                 results = [run(request) for request, *_ in plans]
         else:
             plans = self._graph_plans(ours, variables, names)
             check, flagged = self._checked(ours, plans, names, finite)
-            opener = Request("barrier", [], f"{self.label} of a step", self._set, note=note)
-            agreed = run(opener)[0]
+            opener, begun = self._begun(note, weights)
             for request, *_ in plans:
                 request.note = opener.called
-            with tf.control_dependencies([agreed]), weights:
+            with begun:
                 results = run_all([request for request, *_ in plans])
         first = [] if check is None else check.judge(results[flagged][-1])
         return all_or_none(self._unpacked(ours, plans, results), first)
@@ -154,18 +151,33 @@ class Reduction(_reduction.Reduction):
         ours: list[Any],
         names: Sequence[str],
         note: str,
-        weights: AbstractContextManager[None],
+        weights: Compared | None,
     ) -> list[Any]:
         """Each gradient is folded by itself, but all of them by the same few collectives."""
         places = [i for i, gradient in enumerate(ours) if gradient is not None]
-        agreed = run(Request("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
-        with tf.control_dependencies([agreed]), weights:
+        _, begun = self._begun(note, weights)
+        with begun:
             wires = [self.compression.compress(tensor_from(ours[i], names[i])) for i in places]
             folded = adasum_together([wire for wire, _ in wires], self.label, self._set)
         reduced = list(ours)
         for i, (_, context), result in zip(places, wires, folded, strict=True):
             reduced[i] = self.compression.decompress(result, context)
         return reduced
+
+    def _begun(
+        self, note: str, weights: Compared | None
+    ) -> tuple[Request, AbstractContextManager[Any]]:
+        """What begins a step, and a context for what comes after it."""
+        opener = Request("barrier", [], f"{self.label} of a step", self._set, note=note)
+        if tf.executing_eagerly():
+            run(opener)
+            return opener, nullcontext() if weights is None else weights.after_step()
+        if weights is not None:
+            weights.add_to(opener)
+        begun = run(opener)[0]
+        if weights is not None:
+            begun = weights.in_graph(opener, begun)
+        return opener, tf.control_dependencies([begun])
 
     @property
     def _set(self) -> int:
@@ -313,7 +325,7 @@ class Local:
         shared = [i for i, variable in enumerate(variables) if variable not in self]
         chosen = [variables[i] for i in shared]
         called = [names[i] for i in shared]
-        weights = compared(reduction.label, reduction.process_set, chosen, called)
+        weights = Compared(reduction.label, reduction.process_set, chosen, called)
         reduced = reduction.reduce(
             [gradients[i] for i in shared], chosen, called, weights, finite=not scales_losses()
         )

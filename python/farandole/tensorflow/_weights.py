@@ -1,18 +1,18 @@
 """Variables whose values ranks compare, eagerly and in graphs.
 
 First of all ranks compare their models, a line a variable, when a step runs; what waits for others
-before that would wait for ever where models differ. So values are compared after it: eagerly at
-once, in a graph by a call of ours behind the step's barrier. It does nothing once variables are
-known to be equal, and a function that is traced later goes without: a graph that calls Python
-cannot be saved, and its steps wait for the call. Where a program asks for every so many steps the
-call stays. Keras compares models while it traces; there values are compared at the same time, and a
-graph whose variables are equal has nothing of it.
+before that would wait for ever where models differ. So values are compared after it. Eagerly that
+is a gather by name. In a graph the barrier that begins a step says whether weights are compared in
+it, and a branch behind it has the op that does: the core counts steps and looks at values, so that
+a graph calls no Python, and can be saved.
 
 Graphs of TensorFlow 1 have no values outside of a session; theirs are not compared.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +24,9 @@ import tensorflow as tf
 from farandole import _core
 from farandole._core import Mismatch
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._weights import PatientWeights, patient_weights, period
-from farandole.tensorflow._graph import check_place, goes_on
+from farandole.common._weights import looked_at, patient_weights, period
+from farandole.tensorflow._calls import DTYPES, Request, run
+from farandole.tensorflow._graph import check_place
 
 BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
 
@@ -38,49 +39,109 @@ class Different(Mismatch, tf.errors.FailedPreconditionError):  # type: ignore[mi
         self.__dict__.update(vars(error))
 
 
-@contextmanager
-def compared(
-    label: str,
-    process_set: ProcessSet | None,
-    variables: Sequence[Any],
-    names: Sequence[str],
-    line: str = BROADCAST,
-    *,
-    while_traced: bool = False,
-) -> Iterator[None]:
-    """Around what reduces a step's gradients. In a graph that waits for the comparison. Eagerly the
-    comparison comes after it, which has found then that the ranks' models are alike.
+Named = Sequence[tuple[str, Any]]
+
+
+class Compared:
+    """Compares a model's weights as its steps begin.
 
     Args:
-        while_traced: models are known to be alike while a graph is made.
+        names: of the variables.
         variables: the sources; those that are no variables are not compared.
-
-    Raises:
-        Different: eagerly, where they differ; in a graph its text is that of the error of an op.
+        line: of a program, that makes weights equal.
+        state: of an optimizer, of which a part of each variable is looked at.
     """
-    check_place()
-    ranks = process_set or global_process_set
-    rows = [(n, raw(v)) for n, v in zip(names, variables, strict=True) if hasattr(v, "assign")]
-    if not rows or not ranks.included() or _for_a_session():
+
+    def __init__(
+        self,
+        label: str,
+        process_set: ProcessSet | None,
+        variables: Sequence[Any],
+        names: Sequence[str],
+        line: str = BROADCAST,
+        state: Named = (),
+    ) -> None:
+        check_place()
+        ranks = process_set or global_process_set
+        plain = [(name, raw(v)) for name, v in zip(names, variables, strict=True)]
+        rows = [(n, v, False) for n, v in plain] + [(n, raw(v), True) for n, v in state]
+        rows = [row for row in rows if hasattr(row[1], "assign") and row[1].dtype in DTYPES]
+        self._names, self._held = [n for n, *_ in rows], [v for _, v, _ in rows]
+        self._is_state = [is_state for *_, is_state in rows]
+        self._label, self._ranks, self._line = label, ranks, line
+        self._period = period()
+        if not rows or not ranks.included() or _for_a_session():
+            self._period = None
+
+    @contextmanager
+    def after_step(self) -> Iterator[None]:
+        """Around what reduces a step's gradients eagerly, which finds that models are alike.
+
+        Raises:
+            Different: weights are not.
+        """
         yield
-        return
-    held = [variable for _, variable in rows]
-    known = [n for n, _ in rows]
-    weights = patient_weights(label, known, line, ranks, held)
-    if not tf.executing_eagerly():
-        if weights.waits and while_traced and not goes_on():
-            _look(weights, held)
-        waits = period() is not None if goes_on() else weights.waits_in_graphs
-        called = [_in_graph(label, known, line, ranks, held)] if waits else []
-        with tf.control_dependencies(called):
-            yield
-        return
-    yield
-    if weights.waits:
-        try:
-            weights.begin_step(lambda: _checksums([tf.convert_to_tensor(v) for v in held]))
-        except Mismatch as error:
-            raise Different(error) from None
+        if self._period is None:
+            return
+        weights = patient_weights(self._label, self._names, self._line, self._ranks, self._held)
+        if weights.waits:
+            try:
+                weights.begin_step(self._checksums)
+            except Mismatch as error:
+                raise Different(error) from None
+
+    def add_to(self, opener: Request) -> None:
+        """It begins a step of a graph."""
+        if self._period is not None:
+            opener.kind, opener.prescale = "step", self._period
+            opener.root = _number_of(self._held)
+
+    def in_graph(self, opener: Request, begun: Any) -> Any:
+        """What a step waits for, once it has begun: the comparison, where it is due. Its error has
+        the text of the Mismatch."""
+        if self._period is None:
+            return begun
+        lines = [self._line, *(name.replace("\n", " ") for name in self._names)]
+        name = f"weights of {self._label}"
+
+        def compare() -> Any:
+            note, root = "\n".join(lines), opener.root
+            request = Request("weights", self._values(), name, opener.set, root=root, note=note)
+            with tf.control_dependencies(run(request)):
+                return tf.constant(1)
+
+        return tf.cond(tf.equal(begun, 1), compare, lambda: tf.constant(0))
+
+    def _values(self) -> list[Any]:
+        rows = zip(map(tf.convert_to_tensor, self._held), self._is_state, strict=True)
+        return [_beginning_of(value) if is_state else value for value, is_state in rows]
+
+    def _checksums(self) -> list[int]:
+        return _core.checksums(
+            [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in self._values()]
+        )
+
+
+def _beginning_of(value: Any) -> Any:
+    count = value.shape.num_elements()
+    return value if count is None else tf.reshape(value, [-1])[: looked_at(count)]
+
+
+_numbers: dict[tuple[int, ...], tuple[int, list[weakref.ref[Any]]]] = {}
+# From one that graphs from files, which have numbers of other processes, hardly have.
+_next_number = itertools.count(secrets.randbits(30))
+
+
+def _number_of(variables: Sequence[Any]) -> int:
+    """Of a model in this process, whatever graphs are made of it, in whatever worlds."""
+    key = tuple(map(id, variables))
+    number, refs = _numbers.get(key, (0, []))
+    if not refs or any(ref() is None for ref in refs):
+        for old in [k for k, (_, them) in _numbers.items() if any(r() is None for r in them)]:
+            del _numbers[old]
+        number = next(_next_number)
+        _numbers[key] = number, [weakref.ref(variable) for variable in variables]
+    return number
 
 
 def _for_a_session() -> bool:
@@ -92,36 +153,3 @@ def _for_a_session() -> bool:
 def raw(variable: Any) -> Any:
     """What a variable of Keras holds its value in; others are that themselves."""
     return getattr(variable, "_value", variable)
-
-
-def _checksums(tensors: Sequence[Any]) -> list[int]:
-    """Of tensors with values."""
-    return _core.checksums(
-        [np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8) for tensor in tensors]
-    )
-
-
-def _look(weights: PatientWeights, variables: Sequence[Any]) -> None:
-    with tf.init_scope():
-        try:
-            checksums = _checksums([tf.convert_to_tensor(v) for v in variables])
-        except tf.errors.FailedPreconditionError:  # made by this very function
-            return
-    weights.look(lambda: checksums)
-
-
-def _in_graph(
-    label: str, names: Sequence[str], line: str, ranks: ProcessSet, variables: Sequence[Any]
-) -> Any:
-    """The comparison of the world that the graph then runs in."""
-    refs = [weakref.ref(variable) for variable in variables]
-
-    def begin(*values: Any) -> None:
-        held = [ref() for ref in refs]
-        if any(variable is None for variable in held):
-            return  # the graph alone has them, and nobody's broadcast
-        weights = patient_weights(label, names, line, ranks, held)
-        if weights.waits:
-            weights.begin_step(lambda: _checksums(values))
-
-    return tf.py_function(begin, [tf.convert_to_tensor(v) for v in variables], [])
