@@ -102,6 +102,79 @@ def what_comes_apart_later_is_found_every_k_steps() -> None:
         assert "'sequential/last/kernel [2]'" in refused(lambda: train(model, 3))
 
 
+# Of a farandole.keras.Model, whose ranks have everything alike.
+
+
+def shared(**options: Any) -> Any:
+    keras.utils.set_random_seed(3)
+    layers = [
+        keras.Input((2,)),
+        keras.layers.Dense(3, name="frozen", trainable=False),
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(1, name="last"),
+    ]
+    model = hvd.Model(keras.Sequential(layers), **options)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse")
+    return model
+
+
+def after_moving(what: Callable[[Any], Any], **options: Any) -> str:
+    """What differs after steps in which nothing does; or nothing."""
+    x = np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2)
+    with checking_weights("1"):
+        model = shared(**options)
+        model.fit(x, x[:, :1], batch_size=4, verbose=0)
+        before = what(model)
+        values = keras.ops.convert_to_numpy(before)
+        before.assign(values + np.asarray(hvd.rank(), values.dtype))
+        try:
+            model.fit(x, x[:, :1], batch_size=4, verbose=0)
+        except Exception as error:
+            found = str(error)
+            found = found[found.index("rank") :].partition("\n")[0]
+            if keras.backend.backend() == "jax":
+                import farandole.jax
+
+                farandole.jax.recover()
+        else:
+            found = ""
+    assert len(set(allgather_object(found))) == 1, found
+    return found
+
+
+def mean(model: Any) -> Any:
+    return model.layers[1].moving_mean
+
+
+@on_ranks(2, 3)
+def frozen_weights_and_the_state_of_the_optimizer_are_compared() -> None:
+    assert "/frozen/kernel [" in after_moving(lambda model: model.layers[0].kernel)
+    assert "momentum [" in after_moving(lambda model: model.optimizer.variables[-1])
+
+
+@on_ranks(2)
+def statistics_are_compared_where_they_are_of_all_ranks() -> None:
+    assert after_moving(mean) == ""
+    assert "/norm/moving_mean [" in after_moving(mean, sync_batch_norm=True)
+
+
+@on_ranks(2)
+def logical_ranks_compare_what_layers_draw_from() -> None:
+    found = after_moving(lambda model: model.layers[2].seed_generator.state, logical_ranks=2)
+    assert "seed" in found
+
+
+@on_ranks(2)
+def what_ranks_accumulate_is_their_own() -> None:
+    x = np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2)
+    with checking_weights("1"):
+        model = shared()
+        optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(optimizer, "mse")
+        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+
+
 test_on_tensorflow = make_tests(__name__, "keras on tensorflow", one_in=2)
 test_on_torch = make_tests(__name__, "keras on torch", one_in=2)
 test_on_jax = make_tests(__name__, "keras on jax", one_in=2)

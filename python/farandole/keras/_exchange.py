@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -120,8 +120,18 @@ def _merged(gradient: Any) -> Any:
     return merged(gradient)
 
 
+class Alike(NamedTuple):
+    """A variable that all ranks have alike, and that no gradient of this optimizer updates."""
+
+    name: str
+    variable: Any
+    is_state: bool = False  # of the optimizer
+
+
 class Exchange(ABC):
     """Made when the first gradients come, on every rank."""
+
+    alike: Sequence[Alike] = ()  # compared with the weights
 
     def __init__(self, label: str, reduction: Reduction) -> None:
         self.label = label
@@ -139,14 +149,13 @@ class Exchange(ABC):
 
     agreed_label = staticmethod(agreed_label)
 
-    @abstractmethod
-    def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
-    ) -> list[Any]:
-        """Reduced gradients; None where no rank has one.
+    def compare_also(self, alike: Sequence[Alike]) -> None:
+        """From now on, on every rank."""
+        self.alike = alike
 
-        Args:
-            values: of the variables, where a program has them and they have not.
+    @abstractmethod
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduced gradients; None where no rank has one.
 
         Raises:
             Mismatch: the ranks' variables, options, gradients or weights differ; says which
@@ -200,7 +209,7 @@ class AloneExchange(Exchange):
     """One rank by itself: nothing to reduce, but the factors hold, and rows are added up as those
     of several ranks are."""
 
-    def reduce(self, gradients: Sequence[Any], *_: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:  # noqa: ARG002
         return [times(_merged(g), self.reduction.passes_factor) for g in gradients]
 
 
@@ -232,17 +241,15 @@ class PlannedExchange(Exchange):
     ) -> list[Any]:
         """In the order of the variables; None stays None."""
 
-    def compare_weights(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    def compare_weights(self, variables: Sequence[Any]) -> None:
         """As a step begins, where reduce_all() does not do it by itself."""
 
-    def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
-    ) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         labels = tuple(label_of(i, v) for i, v in enumerate(variables))
         if labels not in self._compared:
             kinds = ["without a gradient" if g is None else self.kind_of(g) for g in gradients]
             compare_models(self.label, self.reduction, variables)
             compare_gradients(self.label, self.reduction, variables, kinds)
             self._compared.add(labels)
-        self.compare_weights(variables, values)
+        self.compare_weights(variables)
         return self.reduce_all(labels, gradients, variables)

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from farandole import jax as fdj
+from farandole.common._weights import looked_at
 from farandole.jax._finite import FiniteCheck, is_looked_at
 from farandole.jax._weights import ArrayWeights
 from farandole.jax.optimizer import reduced_gradients
 from farandole.keras._exchange import BROADCAST, PlannedExchange, label_of
+from farandole.keras._present import is_present, value_of
 from farandole.keras._reduction import Reduction
 
 _FLAG = -1  # among the numbers of variables
@@ -30,10 +32,15 @@ class ProgramExchange(PlannedExchange):
     def prepare() -> None:
         fdj.init()  # farandole.init() knows nothing of JAX
 
-    def compare_weights(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        present = values or [v.value for v in variables]
-        rows = enumerate(zip(variables, present, strict=True))
-        self._weights.compare([(label_of(i, v), value) for i, (v, value) in rows])
+    def compare_weights(self, variables: Sequence[Any]) -> None:
+        rows = [(label_of(i, v), value_of(v)) for i, v in enumerate(variables)]
+        for name, variable, is_state in self.alike:
+            if is_present(variable):  # else it has no value in this program
+                value = value_of(variable)
+                if is_state:
+                    value = value.reshape(-1)[: looked_at(value.size)]
+                rows.append((name, value))
+        self._weights.compare(rows)
 
     def at_update(
         self, optimizer: Any, gradients: list[Any], reduce: Callable[[list[Any]], list[Any]]

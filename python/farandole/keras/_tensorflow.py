@@ -48,13 +48,11 @@ class GraphExchange(PlannedExchange):
             _elastic.is_elastic() and reduction.process_set is global_process_set
         )
 
-    def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
-    ) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if goes_on():  # ranks compare when it runs, which is in all worlds
             names = [label_of(i, v) for i, v in enumerate(variables)]
             return self.reduce_all(names, gradients, variables)
-        return super().reduce(gradients, variables, values)
+        return super().reduce(gradients, variables)
 
     def local(self, gradient: Any) -> Any:
         if not goes_on():
@@ -76,7 +74,15 @@ class GraphExchange(PlannedExchange):
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
         members = self.reduction.process_set
-        weights = Compared(self.label, members, variables, names, BROADCAST)
+        others = [row for row in self.alike if not row.is_state]
+        weights = Compared(
+            self.label,
+            members,
+            [*variables, *(row.variable for row in others)],
+            [*names, *(row.name for row in others)],
+            BROADCAST,
+            [(row.name, row.variable) for row in self.alike if row.is_state],
+        )
         reduced = self._ops.reduce(gradients, variables, names, weights, finite=not self.skips)
         return [times(g, self.reduction.passes_factor) for g in reduced]
 

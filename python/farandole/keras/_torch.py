@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common._groups import members
@@ -12,6 +14,7 @@ from farandole.common._process_set import group_of
 from farandole.common._reduction import Average, Sum
 from farandole.keras._exchange import (
     BROADCAST,
+    Alike,
     Exchange,
     agreed_label,
     compare_gradients,
@@ -23,6 +26,7 @@ from farandole.torch._operations.allreduce import grouped_allreduce
 from farandole.torch._tensors import check_on_host
 from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.passes import untraced
+from farandole.torch._training.weights import beginning_of
 
 
 class HookedExchange(Exchange):
@@ -66,10 +70,23 @@ class HookedExchange(Exchange):
             self._hold = self._exchange.held()
             self._hold.__enter__()
 
-    def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
-    ) -> list[Any]:
-        reduced = self._reduced(gradients, variables, values)
+    @untraced
+    def compare_also(self, alike: Sequence[Alike]) -> None:
+        super().compare_also(alike)
+        self._exchange.compare_also(self)
+
+    # What the torch exchange asks for (torch/_training/weights.py).
+
+    line = BROADCAST
+
+    def rows(self) -> dict[str, list[torch.Tensor]]:
+        return {
+            row.name: [beginning_of(row.variable.value) if row.is_state else row.variable.value]
+            for row in self.alike
+        }
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        reduced = self._reduced(gradients, variables)
         if not self.skips:
             self._judge()
         return reduced
@@ -79,12 +96,7 @@ class HookedExchange(Exchange):
         self._exchange.finite.note_use()
 
     @untraced
-    def _reduced(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        values: Sequence[Any] = (),  # noqa: ARG002 - variables have them
-    ) -> list[Any]:
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if self._exchange.taken is not None and self._is_plain_mean:
             return self._as_given(list(gradients))
         if self._exchange.reduced:

@@ -20,7 +20,7 @@ first; one that holds any other optimizer is as before.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -31,8 +31,9 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common import _wrapped
 from farandole.common._inside import require_inside
-from farandole.keras._exchange import AloneExchange, Exchange
+from farandole.keras._exchange import Alike, AloneExchange, Exchange
 from farandole.keras._global.steps import running
+from farandole.keras._present import present
 from farandole.keras._reduction import Reduction
 
 _states: weakref.WeakSet[State] = weakref.WeakSet()
@@ -67,22 +68,19 @@ class State:
         self.holds = False  # gradients of one backward are not all that is reduced
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
         self.reduced: Sequence[Any] = ()  # the gradients, in the pass that updates
+        # Of a farandole.keras.Model: what its ranks have alike besides.
+        self.alike: Callable[[Any], list[Alike]] | None = None
         self.exchange: Exchange | None = None  # from the first gradients on, in each world
         self._make = make
         _states.add(self)
 
     def reduce(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        values: Sequence[Any] = (),
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """`values`: of the variables, where they have none themselves."""
         exchange = self.ready_exchange(optimizer)
         exchange.skips = not isinstance(optimizer, Distributed)  # one that scales losses
         if not self.local:
-            return exchange.reduce(gradients, variables, values)
+            return exchange.reduce(gradients, variables)
         result = list(gradients)
         shared = []
         for i, variable in enumerate(variables):
@@ -91,8 +89,7 @@ class State:
             else:
                 result[i] = exchange.local(result[i])
         common = [variables[i] for i in shared]
-        present = [values[i] for i in shared] if values else ()
-        reduced = exchange.reduce([result[i] for i in shared], common, present)
+        reduced = exchange.reduce([result[i] for i in shared], common)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result
@@ -120,6 +117,8 @@ class State:
             everything,
             at_update=self.holds or reduces_at_update(optimizer),
         )
+        if self.alike is not None and not self.local:
+            made.compare_also(self.alike(optimizer))
         return made
 
     def after(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:
@@ -201,7 +200,8 @@ class Distributed:
     ) -> Any:
         own = super().stateless_apply  # type: ignore[misc]
         if state_of(self).inside or reduces_at_update(self):  # it calls apply
-            return own(optimizer_variables, grads, trainable_variables)
+            with _knowing(self, optimizer_variables, trainable_variables):
+                return own(optimizer_variables, grads, trainable_variables)
         return stateless_apply_reduced(
             self, state_of(self), own, optimizer_variables, _weighed(grads), trainable_variables
         )
@@ -278,8 +278,15 @@ def stateless_apply_reduced(
     if not optimizer.built or len(gradients) != len(optimizer._trainable_variables):
         return own(optimizer_variables, gradients, values)  # says what is wrong
     variables = optimizer._trainable_variables
-    reduced = state.reduce(optimizer, gradients, variables, list(values))
+    with _knowing(optimizer, optimizer_variables, values):
+        reduced = state.reduce(optimizer, gradients, variables)
     return state.around(reduced, lambda: own(optimizer_variables, reduced, values))
+
+
+def _knowing(optimizer: Any, own: Iterable[Any], trained: Iterable[Any]) -> Any:
+    """A context, in which its variables and those that it trains have these values."""
+    variables = [*optimizer.variables, *optimizer._trainable_variables]
+    return present(variables, [*own, *trained])
 
 
 def _reduce_accumulated(optimizer: Any, state: State, gradients: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.model import Model
 from farandole.strategy._variables import require_of
+from farandole.tensorflow._weights import raw
 
 
 class SharedModel(Model):
@@ -102,6 +103,11 @@ class SharedModel(Model):
 
     def _send_weights(self, variables: list[Any]) -> None:
         super()._send_weights(self.strategy.extended.publish_among(variables))
+
+    def _state_of(self, optimizer: Any) -> list[Any]:
+        """Without what rank 0 alone has (_central.py)."""
+        own = super()._state_of(optimizer)
+        return [v for v in own if not getattr(raw(v), "is_state", False)]
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         with self.called_plainly():

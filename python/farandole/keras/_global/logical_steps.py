@@ -16,6 +16,7 @@ from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.steps import Steps, marked_outputs, unmarked
 from farandole.keras._global.sums import sum_over_ranks
+from farandole.keras._present import present
 
 _Values = list[Any]
 _SPREAD = 40503  # between the seeds of logical ranks
@@ -337,8 +338,9 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
         return state, parts.logs(state.metrics, state.extra, _TEST)
 
     @programs["train"].add
-    def update(optimizer: Any, gradients: _Values, trained: Any) -> Any:
-        return model.optimizer.stateless_apply(optimizer, gradients, trained)
+    def update(optimizer: Any, gradients: _Values, trained: Any, others: Any) -> Any:
+        with present(model.non_trainable_variables, others):
+            return model.optimizer.stateless_apply(optimizer, gradients, trained)
 
     def states(run: Callable[..., _State], state: Any, batches: Any, shares: Any) -> list[_State]:
         return [
@@ -353,7 +355,7 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
         trained, _, optimizer, metrics = state
         after, logs = sum_of_training(states(train_part, state, batches, shares), metrics)
         if after.gradients:
-            trained, optimizer = update(optimizer, after.gradients, trained)
+            trained, optimizer = update(optimizer, after.gradients, trained, after.others)
         return logs, (trained, after.others, optimizer, after.metrics)
 
     def test_step(state: Any, data: Any) -> Any:

@@ -11,6 +11,7 @@ import keras
 from farandole.keras._global.normalization import Normalization
 from farandole.keras._global.own_logs import Results, is_own, of_part
 from farandole.keras._global.steps import Steps, marked_outputs, total_of, unmarked
+from farandole.keras._present import present
 
 
 def shared_steps(
@@ -126,7 +127,8 @@ def _jax_steps(
         if share is None:
             return own_train(state, data)
         with steps.of(share, total_of(data)), normalization.joined():
-            logs, (trained, others, optimizer, metrics) = own_train(state, batch)
+            with present(model.non_trainable_variables, state[1]):
+                logs, (trained, others, optimizer, metrics) = own_train(state, batch)
             logs = told("train_step", logs, metrics, state[3])
             others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])
             return logs, (trained, others, optimizer, metrics)

@@ -11,7 +11,9 @@ from farandole._core import InvalidArgument
 from farandole.common._reduction import Average, Sum, core_op
 from farandole.data._logical import Block
 from farandole.data._policy import Policy
+from farandole.keras._exchange import Alike
 from farandole.keras._global import average_loss, means, optimizers
+from farandole.keras._global.alike import rows_of_alike, state_alike, weights_alike
 from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
 from farandole.keras._global.logical_steps import logical_steps
@@ -176,6 +178,7 @@ class Wrapping:
                     f"{'average' if self._op == Average else 'sum'}; pass the Keras optimizer "
                     "itself"
                 )
+            state_of(wrapped).alike = self._alike
             weigh_loss(optimizer, self._steps)
             if self._block is not None:
                 state_of(wrapped).holds = True
@@ -189,7 +192,18 @@ class Wrapping:
         """One that the model was not compiled with."""
         options = {k: v for k, v in self._options.items() if k not in ("name", "groups")}
         DistributedOptimizer(self._reducing(optimizer), op=self._op, **options)
+        wrapped = distributed_in(optimizer)
+        state_of(wrapped).alike = self._alike
         self._others.append(optimizer)
+
+    def _alike(self, optimizer: Any) -> list[Alike]:
+        """Besides the weights that it updates, all ranks have these alike when it does."""
+        weights = weights_alike(self._model, self._block, self._normalization)
+        return rows_of_alike(optimizer, weights, self._state_of(optimizer))
+
+    def _state_of(self, optimizer: Any) -> list[Any]:
+        """Of its variables, those that all ranks have alike."""
+        return state_alike(optimizer)
 
 
 def look_into(iterator: Any) -> None:

@@ -16,7 +16,7 @@ from farandole.common._reduction import Sum
 from farandole.torch._training import worlds
 from farandole.torch._training.reduced import ReducedOptimizer
 from farandole.torch._training.sharded import ShardedOptimizer
-from farandole.torch._training.weights import Rest
+from farandole.torch._training.weights import RestOfModel
 from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.optimizer import DistributedOptimizer
@@ -124,7 +124,7 @@ def compare_everything(model: Any, optimizer: Any) -> None:
     """Collective: from now on ranks compare all that they have alike."""
     if isinstance(optimizer, WrappedOptimizer):
         sharded = isinstance(optimizer, ShardedOptimizer)
-        optimizer.compare_also(Rest(model, optimizer, _buffers_alike, sharded=sharded))
+        optimizer.compare_also(RestOfModel(model, optimizer, _buffers_alike, sharded=sharded))
 
 
 def _buffers_alike(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:

@@ -1,11 +1,11 @@
-"""Tensors whose values ranks compare: all that an optimizer holds, also frozen ones. Of a GlobalBatch
-also the rest of what is the same on all ranks."""
+"""Tensors whose values ranks compare: all that an optimizer holds, also frozen ones; of a
+GlobalBatch also the rest of what is the same on all ranks."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,16 @@ def checksums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     return _core.checksums([borrow(as_reals(tensor)) for tensor in here])
 
 
-class Rest:
+class Rest(Protocol):
+    """What all ranks have alike besides the parameters of an optimizer."""
+
+    line: str  # of a program, that makes everything equal
+
+    def rows(self) -> dict[str, list[torch.Tensor]]:
+        """By name."""
+
+
+class RestOfModel:
     """What all ranks of a GlobalBatch have alike besides the parameters of the optimizer.
 
     Holds neither, so that both go as they would without it.
@@ -67,7 +76,12 @@ class Rest:
 def _parts_of(state: Any) -> list[torch.Tensor]:
     """What is looked at of a parameter's state."""
     tensors = [value for _, value in sorted((state or {}).items()) if torch.is_tensor(value)]
-    return [t.detach().reshape(-1)[: looked_at(t.numel())] for t in tensors if not t.is_sparse]
+    return [beginning_of(tensor) for tensor in tensors if not tensor.is_sparse]
+
+
+def beginning_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What is looked at of a tensor of state."""
+    return tensor.detach().reshape(-1)[: looked_at(tensor.numel())]
 
 
 def _is_comparable(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,38 @@
+"""What all ranks of a model have alike besides the weights that they update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.data._logical import Block
+from farandole.keras._exchange import Alike, label_of
+from farandole.keras._global.logical import seed_states
+from farandole.keras._global.normalization import Normalization
+
+
+def weights_alike(model: Any, block: Block | None, normalization: Normalization) -> list[Any]:
+    """Weights that are trained or frozen, and statistics over all samples; others have what each
+    rank's own samples gave. Logical ranks draw from one seed, and join the rest in each step."""
+    made_trainable = [v for layer in model._flatten_layers() for v in layer._trainable_variables]
+    if block is None:
+        joint = normalization.joint()
+        return [*made_trainable, *(v for each in joint for v in each.non_trainable_variables)]
+    return [*made_trainable, *seed_states(model)]
+
+
+def state_alike(optimizer: Any) -> list[Any]:
+    """But what it accumulates, which is each rank's own before it is reduced."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = set(map(id, getattr(inner, "_accumulated_gradients", ())))
+    return [v for v in optimizer.variables if id(v) not in own]
+
+
+def rows_of_alike(optimizer: Any, weights: list[Any], state: list[Any]) -> list[Alike]:
+    """Each once, without those that it updates."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    updated = set(map(id, inner._trainable_variables))
+    others = {id(v): v for v in weights if id(v) not in updated}
+    kinds = [*((v, False) for v in others.values()), *((v, True) for v in state)]
+    return [
+        Alike(label_of(i, v), v, is_state) for i, (v, is_state) in enumerate(kinds, len(updated))
+    ]
