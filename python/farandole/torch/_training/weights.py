@@ -65,7 +65,7 @@ class RestOfModel:
             return {}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         named = list(model.named_parameters())
-        rows = {name: [p] for name, p in named if id(p) not in held}
+        rows: dict[str, list[torch.Tensor]] = {n: [p] for n, p in named if id(p) not in held}
         rows |= {name: [buffer] for name, buffer in self._buffers(model, optimizer).items()}
         if not self._sharded:
             state = optimizer.state
