@@ -33,7 +33,8 @@ struct PluginResult {
 struct PluginAsk {
   /// A Collective by name; null: join. "step": a barrier that begins a step of the model `root`,
   /// which compares weights every `prescale` steps. "weights": compares the tensors, that model's;
-  /// the note is a line of a program that makes them equal, and a line for each one's name.
+  /// the note has the name of the step that it is a part of, a line of a program that makes them
+  /// equal, and each one's name.
   const char* kind;
   const char* name;
   size_t name_bytes;

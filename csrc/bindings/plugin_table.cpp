@@ -100,6 +100,7 @@ class WeightsCall : public PluginCall {
  public:
   WeightsCall(const PyNames& world, const PluginAsk& ask) : PluginCall(world, ask) {
     std::istringstream lines(std::string(ask.note, ask.note_bytes));
+    std::getline(lines, begun_by_);
     std::getline(lines, line_);
     for (std::string name; std::getline(lines, name);) names_.push_back(std::move(name));
     if (names_.size() != ask.tensor_count)
@@ -116,7 +117,8 @@ class WeightsCall : public PluginCall {
   PluginAsk sent() const override {
     PluginAsk gather = ask_;
     gather.kind = "all_gather";
-    gather.note_bytes = 0;
+    gather.note = begun_by_.data();
+    gather.note_bytes = begun_by_.size();
     gather.root = 0;
     gather.tensors = &tensor_;
     gather.tensor_count = 1;
@@ -136,7 +138,7 @@ class WeightsCall : public PluginCall {
     return weights_->judge(ask_.root, names_, std::move(rows), line_);
   }
 
-  std::string line_;
+  std::string begun_by_, line_;
   std::vector<std::string> names_;
   std::vector<uint64_t> mine_, all_;
   int64_t shape_;

@@ -101,7 +101,7 @@ class Compared:
         the text of the Mismatch."""
         if self._period is None:
             return begun
-        lines = [self._line, *(name.replace("\n", " ") for name in self._names)]
+        lines = [opener.called, self._line, *(name.replace("\n", " ") for name in self._names)]
         name = f"weights of {self._label}"
 
         def compare() -> Any:
