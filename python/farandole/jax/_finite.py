@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from farandole.common._numerics import FLAG, INFINITE, NAN, Found, is_asked_for, mode, numerics_of
+from farandole._numerics import INFINITE, NAN, Found, is_asked_for, mode
+from farandole.common._numerics import FLAG, numerics_of
 from farandole.common._process_set import ProcessSet
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls

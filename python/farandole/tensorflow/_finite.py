@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from farandole.common._numerics import INFINITE, NAN, Found, mode, numerics_of
+from farandole._numerics import INFINITE, NAN, Found, mode
+from farandole.common._numerics import numerics_of
 from farandole.common._process_set import ProcessSet
 from farandole.tensorflow._graph import in_tensorflow_1
 

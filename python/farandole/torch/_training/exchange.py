@@ -67,6 +67,7 @@ class GradientExchange(Hooked):
         passes_per_step: every that many passes reduce; the others accumulate.
         limits: how large the buckets are.
         overlap: launch buckets during backward; else all of them at its end.
+        looks: whether gradients are finite.
 
     Raises:
         InvalidArgument: parameters are on a device that cannot be used.
@@ -85,11 +86,12 @@ class GradientExchange(Hooked):
         passes_per_step: int = 1,
         limits: Limits,
         overlap: bool = True,
+        looks: bool = True,
     ) -> None:
         super().__init__(named, weights)
         self._group, self._reduction, self._limits = group, reduction, limits
         self._groups, self._overlap, self._line = groups, overlap, line
-        self._all = weights
+        self._all, self._looks = weights, looks
         self._plan(named)
         self.reducing = False  # the present pass
         scale = reduction.prescale * reduction.postscale * group.size
@@ -116,7 +118,7 @@ class GradientExchange(Hooked):
         """Collective: of the parameters as they are now."""
         reduction, compression = self._reduction, self._reduction.compression
         parameters = [p for _, p in named]
-        finite = FiniteGradients(named, reduction.process_set)
+        finite = FiniteGradients(named, reduction.process_set, looks=self._looks)
         sent = [*named, *finite.named]
         wires = [compression.compress(p.detach().new_empty(0)) for _, p in sent]
         together = [self._groups.get(id(p), -1) for p in parameters]

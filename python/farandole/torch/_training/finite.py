@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from farandole.common._numerics import FLAG, INFINITE, NAN, Found, Numerics
+from farandole._numerics import INFINITE, NAN, Found
+from farandole.common._numerics import FLAG, Numerics
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch import _devices
 
@@ -31,15 +32,18 @@ class FiniteGradients:
 
     Args:
         named: parameters, whose gradients are reduced.
+        looks: False: another one does.
     """
 
     def __init__(
         self,
         named: Sequence[tuple[str, torch.Tensor]],
         process_set: ProcessSet,
+        *,
+        looks: bool = True,
     ) -> None:
         self.numerics = Numerics("gradients", [name for name, _ in named], process_set)
-        self.looks = self.numerics.looks and bool(named)
+        self.looks = looks and self.numerics.looks and bool(named)
         parameters = [p for _, p in named]
         there = [p for p in parameters if _devices.device_of(p) is not None]
         place = (there or parameters or [torch.zeros(1)])[-1]
@@ -132,7 +136,11 @@ class FiniteGradients:
 
 class OwnGradients:
     """Of a step that does not reduce gradients before it uses them: each rank keeps its own until
-    then. Looks where they lie on the host; on devices only for an error, as this waits for them."""
+    then. Looks where they lie on the host; on devices only for an error, as this waits for them.
+
+    Args:
+        named: in the order in which their gradients become ready, of which the first is told.
+    """
 
     def __init__(
         self,
