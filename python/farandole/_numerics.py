@@ -134,11 +134,10 @@ class Judge:
 def first_found(arrays: Iterable[tuple[int, np.ndarray]]) -> Found | None:
     """Of numpy arrays, by their places among the names."""
     for i, array in arrays:
-        # A sum overflows, too. Numbers of ml_dtypes are of the kind V.
-        if (
-            array.dtype.kind in "fcV"
-            and not np.isfinite(array.sum())
-            and not np.isfinite(array).all()
-        ):
+        if array.dtype.kind not in "fcV":  # V: of ml_dtypes
+            continue
+        with np.errstate(all="ignore"):  # a sum may overflow
+            total = array.sum()
+        if not np.isfinite(total) and not np.isfinite(array).all():
             return Found(i, NAN if np.isnan(array).any() else INFINITE)
     return None
