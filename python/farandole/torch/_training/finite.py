@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from farandole._numerics import INFINITE, NAN, Found
+from farandole._numerics import Found
 from farandole.common._numerics import FLAG, Numerics
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch import _devices
+from farandole.torch._finite import exact_kind, kind_of, total_of
 
 
 class _Step(NamedTuple):
@@ -76,15 +77,15 @@ class FiniteGradients:
         """At the gradient of parameter i, as it is sent."""
         if self._found is not None:
             return
-        total = _total(values)
+        total = total_of(values)
         if self.is_there and _devices.device_of(values) is not None:
             self._sums.append((i, total))
-        elif (kind := _exact_kind(values, total)) is not None:
+        elif (kind := exact_kind(values, total)) is not None:
             self._found = Found(i, kind)
 
     def look_at_bucket(self, values: torch.Tensor) -> bool:
         """Whether all is finite in the bucket that waits for the flag, with one look at it."""
-        return self._found is not None or _kind(torch.dot(values, values)) is None
+        return self._found is not None or kind_of(torch.dot(values, values)) is None
 
     @property
     def is_up(self) -> bool:
@@ -161,7 +162,7 @@ class OwnGradients:
             if p is not None and p.grad is not None:
                 values = p.grad.detach()
                 values = values._values() if values.is_sparse else values
-                kind = _exact_kind(values, _total(values))
+                kind = exact_kind(values, total_of(values))
                 if kind is not None:
                     return Found(i, kind)
         return None
@@ -176,25 +177,9 @@ class OwnGradients:
         self.numerics.report(mine, self._number)
 
 
-def _total(values: torch.Tensor) -> torch.Tensor:
-    """Finite where all of them are, unless their sum overflows."""
-    return values.sum(dtype=torch.float32) if values.dtype == torch.float16 else values.sum()
-
-
-def _exact_kind(values: torch.Tensor, total: torch.Tensor) -> int | None:
-    if _kind(total) is None or bool(torch.isfinite(values).all()):
-        return None
-    return NAN if bool(torch.isnan(values).any()) else INFINITE
-
-
-def _kind(total: torch.Tensor) -> int | None:
-    number = total.item()
-    return None if number - number == 0 else NAN if number != number else INFINITE
-
-
 def _first(sums: Sequence[tuple[int, torch.Tensor]]) -> Found | None:
     for i, total in sums:
-        kind = _kind(total)
+        kind = kind_of(total)
         if kind is not None:
             return Found(i, kind)
     return None
