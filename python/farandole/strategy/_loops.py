@@ -11,7 +11,6 @@ what is summed is looked at (tensorflow/_finite.py).
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -29,16 +28,8 @@ _REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers, as they update
 _OTHERWISE = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps")
 
 
-def learn() -> None:
-    """As soon as the program has imported Keras."""
-    keras: Any = sys.modules.get("keras")
-    there = keras is not None and hasattr(keras, "optimizers")
-    if there and keras.backend.backend() == "tensorflow":
-        _teach(keras.optimizers)
-
-
 @functools.cache
-def _teach(optimizers: Any) -> None:
+def teach(optimizers: Any) -> None:
     owner: Any = next(c for c in optimizers.Optimizer.__mro__ if "apply" in vars(c))
     scaling = optimizers.LossScaleOptimizer
     owner.apply = _taught(owner.apply, lambda one: one, _sums_first)
