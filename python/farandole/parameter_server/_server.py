@@ -221,12 +221,12 @@ class Server:
                 self._changed.notify_all()
 
     def _handle(self, worker: int, pair: Pair, message: Message) -> None:
-        first, second, *_ = message.numbers
+        first, second, third, *_ = message.numbers
         if message.kind == _wire.PULL:
             pair.send(_wire.ANSWER, *self._pulled(worker, message.table))
         elif message.kind == _wire.PUSH:
             names = [piece.name for piece in self._pieces]
-            self._looking.hear(self._ranks[worker], *message.numbers[1:3], names)
+            self._looking.hear(self._ranks[worker], second, third, names)
             self._push(worker, _wire.unpacked(self._pieces, message), first)
         elif message.kind == _wire.ASSIGN:
             self._assign(_wire.unpacked(self._pieces, message))
