@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_work import hvd, keras
-from rank_cases import on_ranks, raises
+from rank_cases import numerics, on_ranks, raises, told
 
 import farandole as fd
 from farandole.common._objects import allgather_object
@@ -407,3 +407,26 @@ def a_stage_that_raises_is_named() -> None:
         else:
             with raises(fd.RemoteError, "rank 1 (stage 1 of 2) failed in the forward of micro"):
                 pipeline.train_on_batch(X, Y)
+
+
+@on_ranks(2, 4)
+def a_gradient_that_is_not_finite_is_told_on_all_ranks() -> None:
+    """By the last sample, which the last replica has."""
+    bad, first = Y.copy(), hvd.size() - 2
+    bad[-1] = np.nan
+    for how in "warn", "error":
+        with numerics(how):
+            pipeline = compiled(hvd.Pipeline(chain(), stages=2, split=[4]))
+        before = fd.nonfinite_steps()
+        pipeline.train_on_batch(X, Y)
+        assert fd.nonfinite_steps() == before
+        words = f"rank {first} has a gradient that is NaN: '"
+        if how == "warn":
+            with told(int(hvd.rank() in (0, first, first + 1))) as texts:
+                pipeline.train_on_batch(X, bad)
+            assert all(words in text for text in texts)
+        else:
+            with raises(fd.NumericsError, words):
+                pipeline.train_on_batch(X, bad)
+            assert all(np.isfinite(w).all() for w in pipeline.get_weights())
+        assert fd.nonfinite_steps() == before + 1

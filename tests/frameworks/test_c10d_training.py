@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 from c10d_work import gloo, ours_alone, prepare
-from rank_cases import make_tests, on_ranks
+from rank_cases import make_tests, numerics, on_ranks, told
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -235,6 +236,65 @@ def a_mismatch_is_raised_by_backward_itself() -> None:
         with pytest.raises(fd.Mismatch, match="20"):
             wrapped(torch.ones(2, 4)).sum().backward()
     dist.barrier()
+
+
+@on_ranks(2, 3)
+def our_hook_tells_of_a_gradient_that_is_not_finite() -> None:
+    import farandole.torch as hvd
+
+    me, last = dist.get_rank(), dist.get_world_size() - 1
+    for how in "warn", "error":
+        group: Any = dist.new_group(backend="gloo")
+        wrapped = ddp(group)
+        wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+        optimizer = sgd(wrapped.parameters())
+
+        def step(bad: bool, wrapped: Any = wrapped, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            inputs = batch(0)[0].clone()
+            inputs[0] = math.nan if bad and me == last else 1.0
+            wrapped(inputs).sum().backward()
+            optimizer.step()
+
+        before = fd.nonfinite_steps()
+        with numerics(how):
+            step(False)
+        step(False)
+        assert fd.nonfinite_steps() == before
+        words = f"rank {last} has a gradient that is NaN: 'parameter "
+        if how == "error":
+            with pytest.raises(fd.NumericsError, match=words):
+                step(True)
+            assert all(bool(p.isfinite().all()) for p in wrapped.parameters())
+            step(False)
+            assert fd.nonfinite_steps() == before + 1
+            continue
+        with told(int(me in (0, last))) as texts:
+            step(True)
+            step(True)
+        assert all(words in text for text in texts)
+        assert fd.nonfinite_steps() == before + 2
+
+
+@on_ranks(2)
+def a_step_of_ddp_that_a_scaler_skips_is_none() -> None:
+    import farandole.torch as hvd
+
+    for fused in False, True:
+        group: Any = dist.new_group(backend="gloo")
+        wrapped = ddp(group)
+        wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+        optimizer = torch.optim.Adam(wrapped.parameters(), fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        before = fd.nonfinite_steps()
+        with numerics("error"), told(0):
+            for _ in range(2):
+                optimizer.zero_grad()
+                scaler.scale(wrapped(batch(0)[0] * 1e3).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert scaler.get_scale() < 2.0**127
+        assert fd.nonfinite_steps() == before
 
 
 # ---- the rest of torch.distributed ----

@@ -20,6 +20,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "halves": {"compression": hvd.Compression.fp16},
     "in place": {"in_place_bytes": 1, "op": hvd.Sum},
+    "buckets": {"bucket_bytes": 64, "first_bucket_bytes": 40},
+    "buckets of halves": {"bucket_bytes": 32, "compression": hvd.Compression.fp16},
     "sharded": {"sharded_update": True},
     "adasum": {"op": hvd.Adasum},
 }

@@ -858,24 +858,31 @@ def checkpoints_are_written_once_and_restored() -> None:
 @on_ranks(2)
 def a_gradient_that_is_not_finite_is_told_in_a_loop() -> None:
     strategy = mirrored()
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="lay")])
-        optimizer = keras.optimizers.SGD(0.01)
+    ways = {"plain": {}, "clips": {"clipnorm": 1.0}, "sums": {"gradient_accumulation_steps": 2}}
+    for name, how in ways.items():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name=name)])
+            optimizer = keras.optimizers.SGD(0.01, **how)
+        step = step_of(strategy, model, optimizer)
+        before = fd.nonfinite_steps()
+        step(tf.ones((2, 2)))
+        step(tf.ones((2, 2)))
+        assert fd.nonfinite_steps() == before
+        with told(1) as texts:
+            for _ in range(2):  # of which one updates, where two accumulate
+                step(tf.fill((2, 2), np.float32(np.nan if fd.rank() == 1 else 1.0)))
+        assert fd.nonfinite_steps() == before + (1 if name == "sums" else 2), name
+        assert f"rank 1 has a gradient that is NaN: 'sequential/{name}/kernel'" in texts[0]
 
+
+def step_of(strategy: Any, model: Any, optimizer: Any) -> Any:
     def replica(x: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x))
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    step = tf.function(lambda x: strategy.run(replica, args=(x,)))
-    before = fd.nonfinite_steps()
-    step(tf.ones((2, 2)))
-    assert fd.nonfinite_steps() == before
-    with told(1) as texts:
-        step(tf.fill((2, 2), np.float32(np.nan if fd.rank() == 1 else 1.0)))
-    assert fd.nonfinite_steps() == before + 1
-    assert "rank 1 has a gradient that is NaN: 'sequential/lay/kernel'" in texts[0]
+    return tf.function(lambda x: strategy.run(replica, args=(x,)))
 
 
 test_on_ranks = make_tests(

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks, raises
+from rank_cases import make_tests, numerics, on_ranks, raises, told
 from torch import nn
 from torch.nn import functional
 
@@ -378,6 +378,45 @@ def the_optimizers_state_is_that_of_one_process() -> None:
     optimizer.param_groups[1]["lr"] += hvd.rank()
     with raises(fd.InvalidArgument, "optimizers of stages differ in 'lr' of group 1: 0.01 and"):
         pipeline.optimizer_state_dict(optimizer)
+
+
+@on_ranks(2, 4)
+def a_gradient_that_is_not_finite_is_told_on_all_ranks() -> None:
+    """One of the last stage's first replica; ranks are 2 stages of 1 or 2 replicas."""
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan") if hvd.rank() == 1 and armed else gradient
+
+    for how in "warn", "error":
+        armed = False
+        with numerics(how):
+            pipeline = hvd.Pipeline(
+                net(), loss_fn=functional.mse_loss, stages=2, micro_batches=2, split=[3]
+            )
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+        last = list(pipeline.parameters())[-1]
+        last.register_hook(spoil)
+
+        def step(pipeline: Any = pipeline, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            pipeline.step(X[:12], Y[:12])
+            optimizer.step()
+
+        before = fd.nonfinite_steps()
+        step()
+        assert fd.nonfinite_steps() == before
+        armed = True
+        if how == "warn":
+            with told(int(hvd.rank() in (0, 1))) as texts:
+                step()
+            assert all("rank 1 has a gradient that is NaN in step 2: '5.bias'" in t for t in texts)
+        else:
+            with raises(fd.NumericsError, "rank 1 has a gradient that is NaN in step 2: '5.bias'"):
+                step()
+            armed = False
+            step()
+            assert all(bool(p.isfinite().all()) for p in pipeline.parameters())
+        assert fd.nonfinite_steps() == before + 1
 
 
 test_on_ranks = make_tests(__name__, "torch")

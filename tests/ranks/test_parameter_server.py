@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -474,6 +476,39 @@ def test_a_server_that_fails_says_why(spawn: Spawn) -> None:
         assert worker.error == "ServerLost", worker.trace
         assert "the rule is broken" in worker.verdict
         assert "no snapshots were asked for" in worker.advice
+
+
+# ---- gradients that are not finite ----
+
+
+def worker_1_pushes_nan(mode: str) -> Any:
+    os.environ["FARANDOLE_NUMERICS"] = mode
+    fd.init()
+    node = ps.join(start(), ps.SGD(0.25), servers=2, split_above=500)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if isinstance(node, ps.Server):
+            node.serve()
+        else:
+            with node:
+                good = gradient(0)
+                table = ps.Rows([3, 30], np.array([[1.0] * 3, [np.nan if node.index else 1.0] * 3]))
+                node.push(good)
+                fails = mode == "error" and node.index == 1
+                for _ in range(1 if fails else 2):
+                    with pytest.raises(fd.NumericsError) if fails else nullcontext():
+                        node.push({**good, "table": table})
+    texts = [str(w.message).partition("\n")[0] for w in caught]
+    return fd.nonfinite_steps(), texts
+
+
+@pytest.mark.parametrize("mode", ["warn", "error"])
+def test_a_push_of_nan_is_named_with_its_worker(spawn: Spawn, mode: str) -> None:
+    told = [(0, []), *[(2, ["farandole: rank 1 has a gradient that is NaN: 'table'"])] * 3]
+    none: Any = (0, [])
+    assert spawn(4).run(worker_1_pushes_nan, mode) == (
+        told if mode == "warn" else [none, (1, []), none, none]
+    )
 
 
 # ---- wrong arguments ----

@@ -9,7 +9,7 @@ not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,26 +17,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from farandole.common._numerics import FLAG, INFINITE, NAN, Found, is_asked_for, mode, numerics_of
+from farandole._numerics import INFINITE, NAN, Found, is_asked_for, mode
+from farandole.common._numerics import FLAG, numerics_of
 from farandole.common._process_set import ProcessSet
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls
 
-__all__ = ["FLAG", "FiniteCheck", "is_looked_at"]
+__all__ = ["FLAG", "FiniteCheck", "check_of"]
 
 
-def is_looked_at(gradients: Iterable[Any], process_set: ProcessSet) -> bool:
-    looks = is_asked_for() if traced(list(gradients)) else mode() != "off"
-    return looks and group_of_calls(process_set).size > 1
-
-
-class FiniteCheck:
-    """Of one reduction.
+def check_of(label: str, wires: Mapping[str, Any], process_set: ProcessSet) -> FiniteCheck | None:
+    """None where nobody looks.
 
     Args:
         label: of the gradients.
         wires: as they are sent, by name.
     """
+    looks = is_asked_for() if traced(list(wires.values())) else mode() != "off"
+    if not wires or not looks or group_of_calls(process_set).size == 1:
+        return None
+    return FiniteCheck(label, wires, process_set)
+
+
+class FiniteCheck:
+    """Of one reduction; see `check_of`."""
 
     def __init__(self, label: str, wires: Mapping[str, Any], process_set: ProcessSet) -> None:
         looked = {

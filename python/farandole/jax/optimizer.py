@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -12,7 +13,7 @@ from farandole._arguments import explained
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
-from farandole.jax._finite import FLAG, FiniteCheck, is_looked_at
+from farandole.jax._finite import FLAG, FiniteCheck, check_of
 from farandole.jax._trees import A_TREE
 from farandole.jax._weights import ArrayWeights, rows_of
 from farandole.jax.ops import titled_allreduce
@@ -135,9 +136,7 @@ def allreduce_gradients(
     pairs, structure = jax.tree_util.tree_flatten_with_path(gradients)
     leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in pairs}
     wire = {key: _compressed(leaf, compression) for key, leaf in leaves.items()}
-    check = None
-    if wire and is_looked_at(wire.values(), process_set):
-        check = FiniteCheck(f"gradients of {name or 'an optimizer'}", wire, process_set)
+    check = check_of(f"gradients of {name or 'an optimizer'}", wire, process_set)
     wire = reduced_gradients(
         wire, check, op=op, bucket_bytes=bucket_bytes, name=name, process_set=process_set
     )
@@ -155,18 +154,29 @@ def reduced_gradients(
     bucket_bytes: int | None = None,
     name: str | None,
     process_set: ProcessSet,
+    groups: Sequence[Sequence[Any]] = (),
 ) -> dict[Any, Any]:
-    """Arrays by name or number, as they are sent. The flag of `check` goes with the last bucket."""
+    """Arrays by name or number, as they are sent. The flag of `check` goes with the last bucket.
+
+    Args:
+        groups: keys of those that are a bucket of their own; the others' go by size.
+    """
     names = {key: key if isinstance(key, str) else f"[{key}]" for key in gradients}
     keys = {called: key for key, called in names.items()}
-    sizes = {names[key]: leaf.size * leaf.dtype.itemsize for key, leaf in gradients.items()}
-    buckets = _buckets(sizes, Limits.of(bucket_bytes, None)) or [[]]
+    grouped = {key for group in groups for key in group}
+    sizes = {
+        names[key]: leaf.size * leaf.dtype.itemsize
+        for key, leaf in gradients.items()
+        if key not in grouped
+    }
+    buckets = [(f", group {g}", [names[k] for k in group]) for g, group in enumerate(groups)]
+    by_size = enumerate(_buckets(sizes, Limits.of(bucket_bytes, None)))
+    buckets += [(f", bucket {number}", members) for number, members in by_size]
     reduced: dict[Any, Any] = {}
-    for number, members in enumerate(buckets):
+    for which, members in buckets:
         bucket = {called: gradients[keys[called]] for called in members}
-        if check is not None and number == len(buckets) - 1:
+        if check is not None and members is buckets[-1][1]:
             bucket[FLAG] = check.flag
-        which = f", bucket {number}"
         named = None if name is None else name + which
         reduced |= titled_allreduce("gradients" + which, bucket, op, named, process_set)
     if check is not None:

@@ -10,14 +10,12 @@ import jax.numpy as jnp
 
 from farandole import jax as fdj
 from farandole.common._weights import looked_at
-from farandole.jax._finite import FiniteCheck, is_looked_at
+from farandole.jax._finite import check_of
 from farandole.jax._weights import ArrayWeights
 from farandole.jax.optimizer import reduced_gradients
 from farandole.keras._exchange import BROADCAST, PlannedExchange, label_of
 from farandole.keras._present import is_present, value_of
 from farandole.keras._reduction import Reduction
-
-_FLAG = -1  # among the numbers of variables
 
 
 class ProgramExchange(PlannedExchange):
@@ -64,35 +62,24 @@ class ProgramExchange(PlannedExchange):
                 scaled = _times(jnp.asarray(gradient), reduction.prescale)
                 wires[i], contexts[i] = reduction.compression.compress(scaled)
         check = None
-        if wires and not self.skips and is_looked_at(wires.values(), reduction.process_set):
+        if not self.skips:
             sent = {names[i]: wire for i, wire in wires.items()}
-            check = FiniteCheck(f"gradients of {self.label}", sent, reduction.process_set)
-        reduced = self._in_groups(wires, variables, check)
+            check = check_of(f"gradients of {self.label}", sent, reduction.process_set)
+        members = [[i for i in wires if id(variables[i]) in group] for group in self._members]
+        reduced = reduced_gradients(
+            wires,
+            check,
+            op=reduction.op,
+            name=self.label,
+            process_set=reduction.process_set,
+            groups=[group for group in members if group],
+        )
         return [
             _times(reduction.compression.decompress(reduced[i], contexts[i]), reduction.postscale)
             if i in reduced
             else None
             for i in range(len(gradients))
         ]
-
-    def _in_groups(
-        self, wires: dict[int, Any], variables: Sequence[Any], check: FiniteCheck | None
-    ) -> dict[int, Any]:
-        """Each group in one call; what is in none goes in buckets by size, and the check's flag
-        with the last of them."""
-        reduced, rest = dict[int, Any](), dict(wires)
-        how: Any = {"op": self.reduction.op, "process_set": self.reduction.process_set}
-        for g, members in enumerate(self._members):
-            together = {i: rest.pop(i) for i in wires if id(variables[i]) in members}
-            if check is not None and g == len(self._members) - 1 and not rest:
-                together[_FLAG] = check.flag
-            reduced |= fdj.allreduce(together, name=f"{self.label}, group {g}", **how)
-        if _FLAG in reduced:
-            assert check is not None
-            check.judge(reduced.pop(_FLAG))
-            return reduced
-        reduced |= reduced_gradients(rest, check, name=self.label, **how)
-        return reduced
 
 
 def _times(gradient: Any, factor: float) -> Any:

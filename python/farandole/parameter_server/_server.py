@@ -16,6 +16,7 @@ import numpy as np
 from farandole._core import Aborted, EarlyExit, Error, LinkError, PeerLost, RemoteError
 from farandole.parameter_server import _snapshots, _wire
 from farandole.parameter_server._clocks import Clocks
+from farandole.parameter_server._looking import Looking
 from farandole.parameter_server._rows import Gradient, mean
 from farandole.parameter_server._rules import Rule
 from farandole.parameter_server._snapshots import Content, Snapshots
@@ -73,6 +74,7 @@ class Server:
         self._snapshots = snapshots
         self._clocks = Clocks(len(pairs), max_staleness)
         self._tickets = Tickets()
+        self._looking = Looking()
         self._changed = threading.Condition()  # guards all that follows, and variables and rule
         self._version = 0
         self._round: dict[
@@ -219,10 +221,12 @@ class Server:
                 self._changed.notify_all()
 
     def _handle(self, worker: int, pair: Pair, message: Message) -> None:
-        first, second, *_ = message.numbers
+        first, second, third, *_ = message.numbers
         if message.kind == _wire.PULL:
             pair.send(_wire.ANSWER, *self._pulled(worker, message.table))
         elif message.kind == _wire.PUSH:
+            names = [piece.name for piece in self._pieces]
+            self._looking.hear(self._ranks[worker], second, third, names)
             self._push(worker, _wire.unpacked(self._pieces, message), first)
         elif message.kind == _wire.ASSIGN:
             self._assign(_wire.unpacked(self._pieces, message))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,3 +122,24 @@ def part_of(gradient: Gradient, variable: Variable, shard: Shard) -> Gradient:
     if isinstance(gradient, Rows):
         return gradient.between(shard.begin, shard.end)
     return gradient[shard.begin : shard.end]
+
+
+def asked_of(
+    pieces: Sequence[tuple[str, Shard]], wanted: Mapping[str, np.ndarray], chosen: Collection[str]
+) -> np.ndarray:
+    """The table of a pull from the server that has these pieces.
+
+    Args:
+        wanted: rows, by name.
+        chosen: names; others do not come.
+    """
+    table = []
+    for at, (name, shard) in enumerate(pieces):
+        if name not in chosen:
+            continue
+        if name in wanted:
+            here = inside(wanted[name], shard)
+            table += [np.array([at, here.sum()]), wanted[name][here] - shard.begin]
+        else:
+            table.append(np.array([at, -1]))
+    return np.concatenate(table) if table else np.empty(0, np.int64)

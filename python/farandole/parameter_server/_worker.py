@@ -14,11 +14,13 @@ from farandole._arguments import shown
 from farandole._core import Error, Handle, InvalidArgument
 from farandole.parameter_server import _wire
 from farandole.parameter_server._checks import checked_gradient, checked_rows
+from farandole.parameter_server._looking import Looking, told
 from farandole.parameter_server._losses import ServerLost
 from farandole.parameter_server._rows import Gradient
 from farandole.parameter_server._shards import (
     Shard,
     Variable,
+    asked_of,
     described,
     inside,
     part_of,
@@ -72,6 +74,7 @@ class Worker:
         self._list(variables, shards)
         self._dispensable = dispensable
         self._without_snapshot = "it wrote no snapshot" if snapshots else without_snapshots
+        self._looking = Looking()
         self._snapshots = snapshots
         self._saved = [-1] * len(pairs)
         self._run = -1
@@ -122,7 +125,7 @@ class Worker:
         for server, pair in enumerate(self._pairs):
             table = np.empty(0, np.int64)
             if wanted or only is not None:
-                table = self._asked_of(server, wanted, chosen)
+                table = asked_of(self._on_server[server], wanted, chosen)
                 if len(table) == 0:  # which would mean all
                     continue
             with self._or_lost(server):
@@ -132,20 +135,6 @@ class Worker:
             self.versions[server] = answer.numbers[0]
             self._take(server, answer.data, wanted, result)
         return result
-
-    def _asked_of(
-        self, server: int, wanted: Mapping[str, np.ndarray], chosen: Collection[str]
-    ) -> np.ndarray:
-        table = []
-        for at, (name, shard) in enumerate(self._on_server[server]):
-            if name not in chosen:
-                continue
-            if name in wanted:
-                here = inside(wanted[name], shard)
-                table += [np.array([at, here.sum()]), wanted[name][here] - shard.begin]
-            else:
-                table.append(np.array([at, -1]))
-        return np.concatenate(table) if table else np.empty(0, np.int64)
 
     def _take(
         self,
@@ -184,6 +173,7 @@ class Worker:
         Raises:
             InvalidArgument: an unknown variable, or a gradient that does not fit it; nothing was
                 sent.
+            NumericsError: by ``FARANDOLE_NUMERICS=error``, a gradient is NaN or infinite; likewise.
             ServerLost: a server is gone; names its last snapshot.
         """
         self._check_open()
@@ -191,11 +181,13 @@ class Worker:
             name: checked_gradient(self._variable(name, "push"), each, "push")
             for name, each in gradients.items()
         }
+        found = self._looking.found(checked)
         # The first server is last: it counts the step as done.
         for server in reversed(range(len(self._pairs))):
             table, data = _wire.packed(self._parts_on(server, checked))
+            numbers = self.versions[server], *told(found, [n for n, _ in self._on_server[server]])
             with self._or_lost(server):
-                self._pairs[server].send(_wire.PUSH, [self.versions[server]], table, data)
+                self._pairs[server].send(_wire.PUSH, numbers, table, data)
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Servers take these values as they are, past the rule. Returns when they have received

@@ -54,6 +54,9 @@ class Work(Protocol):
     def has_gradient(self) -> bool:
         """Whether this rank's share of the loss can be differentiated, where the work knows."""
 
+    def is_finite(self) -> bool:
+        """Whether this rank's gradients are, before they are reduced."""
+
     def forget(self) -> None:
         """After a step that failed on some rank."""
 
@@ -68,6 +71,7 @@ class Fared(NamedTuple):
     samples: float  # 0 where it does not know
     activations: float  # bytes of a micro-batch
     has_gradient: float  # its share of the loss
+    is_finite: float  # its gradients
 
 
 class Runner:
@@ -264,8 +268,9 @@ class Runner:
         loss = work.loss() if state == _FINE else 0.0
         seconds = time.perf_counter() - began
         told = Fared(
-            state, loss, seconds, self._idle, samples, work.activations(), work.has_gradient()
-        )
+            state, loss, seconds, self._idle, samples, work.activations(), work.has_gradient(),
+            work.is_finite(),
+        )  # fmt: skip
         mine = np.array(told, np.float64)
         theirs = np.empty((self._group.size, len(mine)))
         self._group.run("all_gather", mine, theirs, name="a step of a Pipeline")

@@ -25,5 +25,8 @@ class ForwardWork:
     def has_gradient(self) -> bool:
         return False
 
+    def is_finite(self) -> bool:
+        return True
+
     def forget(self) -> None:
         self.outputs.clear()

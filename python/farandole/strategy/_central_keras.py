@@ -4,7 +4,6 @@ updates, and all ranks get the variables."""
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +16,8 @@ from farandole.tensorflow._weights import raw
 _OF_EACH_RANK = "gradient_accumulator"
 
 
-def learn() -> None:
-    """As soon as the program has imported Keras."""
-    keras: Any = sys.modules.get("keras")
-    there = keras is not None and hasattr(keras, "optimizers")
-    if there and keras.backend.backend() == "tensorflow":
-        _teach(keras.optimizers)
-
-
 @functools.cache
-def _teach(optimizers: Any) -> None:
+def teach(optimizers: Any) -> None:
     owner: Any = next(c for c in optimizers.Optimizer.__mro__ if "apply" in vars(c))
     owner.apply = _applied(owner.apply)
     owner.finalize_variable_values = _finalized(owner.finalize_variable_values)

@@ -24,15 +24,15 @@ _SHARED = "_farandole_shared"  # of a Keras model
 _ALONE = "_farandole_alone"  # of one that was warned of
 
 
-def learn() -> None:
-    """As soon as the program has imported Keras."""
-    keras = sys.modules.get("keras")
-    if keras is not None and hasattr(keras, "Model") and keras.backend.backend() == "tensorflow":
-        _teach(keras.Model)
+def imported() -> Any:
+    """Keras, as soon as the program has imported it; None on another backend."""
+    keras: Any = sys.modules.get("keras")
+    there = keras is not None and hasattr(keras, "Model") and hasattr(keras, "optimizers")
+    return keras if there and keras.backend.backend() == "tensorflow" else None
 
 
 @functools.cache
-def _teach(model: Any) -> None:
+def teach(model: Any) -> None:
     for name in _COMPUTE:
         setattr(model, name, _computed(name, getattr(model, name)))
     for name in _KEEP:

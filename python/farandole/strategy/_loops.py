@@ -4,14 +4,14 @@ Keras sums them last. So a LossScaleOptimizer would look at the replica's own, a
 decide by itself; and weights would have decayed where a rank is lost before the sums are there.
 
 An optimizer that clips does that to the replica's own gradients, as with TensorFlow's strategies;
-one that accumulates sums in the pass that updates. There the sum stays where Keras has it.
+one that accumulates sums in the pass that updates. There the sum stays where Keras has it, and
+what is summed is looked at (tensorflow/_finite.py).
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,21 +22,14 @@ from farandole.strategy._collectives import SUM, gradients_of
 from farandole.strategy._extended import as_is
 from farandole.strategy._variables import is_ours
 from farandole.tensorflow._reduction import after, names_of
+from farandole.tensorflow._weights import raw
 
 _REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers, as they update
 _OTHERWISE = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps")
 
 
-def learn() -> None:
-    """As soon as the program has imported Keras."""
-    keras: Any = sys.modules.get("keras")
-    there = keras is not None and hasattr(keras, "optimizers")
-    if there and keras.backend.backend() == "tensorflow":
-        _teach(keras.optimizers)
-
-
 @functools.cache
-def _teach(optimizers: Any) -> None:
+def teach(optimizers: Any) -> None:
     owner: Any = next(c for c in optimizers.Optimizer.__mro__ if "apply" in vars(c))
     scaling = optimizers.LossScaleOptimizer
     owner.apply = _taught(owner.apply, lambda one: one, _sums_first)
@@ -55,13 +48,18 @@ def _taught(
     @as_is
     @functools.wraps(own)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if _world.size() == 1 or not _in_replica() or not sums_first(self):
+        if _world.size() == 1 or not _in_replica():
             return own(self, grads, trainable_variables)
         updates = inside(self)
         if _REDUCE in vars(updates) or _reduces(updates):
             return own(self, grads, trainable_variables)
+        if not sums_first(self):
+            variables = None if trainable_variables is None else list(trainable_variables)
+            looked = functools.partial(_looked, updates, variables or updates._trainable_variables)
+            with _reducing(updates, looked):
+                return own(self, grads, variables)
         sums = _summed(self, list(grads), trainable_variables)
-        with _reduced(updates), after(sums):
+        with _reducing(updates, list), after(sums):
             return own(self, sums, trainable_variables)
 
     taught: Callable[..., Any] = apply
@@ -102,9 +100,20 @@ def _summed(optimizer: Any, gradients: list[Any], variables: Any) -> list[Any]:
     return gradients
 
 
+def _looked(optimizer: Any, variables: Sequence[Any], pairs: Any) -> Any:
+    """The optimizer's own sum of what it has clipped or accumulated. `variables` have the paths,
+    which TensorFlow's in `pairs` have not."""
+    pairs = list(pairs)
+    paths = {id(raw(each)): name for each, name in zip(variables, names_of(variables), strict=True)}
+    names = [paths[id(variable)] for gradient, variable in pairs if gradient is not None]
+    with gradients_of(names):
+        return getattr(type(optimizer), _REDUCE)(optimizer, pairs)
+
+
 @contextmanager
-def _reduced(optimizer: Any) -> Iterator[None]:
-    vars(optimizer)[_REDUCE] = list
+def _reducing(optimizer: Any, function: Callable[[Any], Any]) -> Iterator[None]:
+    """Meanwhile this sums the optimizer's pairs of gradients and variables."""
+    vars(optimizer)[_REDUCE] = function
     try:
         yield
     finally:

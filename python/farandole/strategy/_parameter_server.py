@@ -12,13 +12,13 @@ from farandole._core import InvalidArgument
 from farandole.parameter_server import Server
 from farandole.parameter_server._joining import join_without_variables, pair_of
 from farandole.parameter_server._shards import SPLIT_ABOVE
-from farandole.strategy import _checkpoint, _data, _keras
+from farandole.strategy import _checkpoint, _data
 from farandole.strategy._checks import check_resolver
 from farandole.strategy._cluster import join_with_servers
 from farandole.strategy._extended import OneOfManyExtended
 from farandole.strategy._scheduling import Scheduling
 from farandole.strategy._served import ServedVariable, Store, Sums, check
-from farandole.strategy._strategies import OneOfMany, device_of
+from farandole.strategy._strategies import OneOfMany, device_of, teach_keras
 from farandole.strategy._variables import refuse_symbolic
 
 _OPTIONS = ("initial_value", "trainable", "validate_shape", "name", "dtype", "constraint", "shape",
@@ -115,7 +115,7 @@ class ParameterServerStrategy(OneOfMany):
         self.extended.scheduling = Scheduling(self, store, node, pairs)
         self._resolver = cluster_resolver
         _checkpoint.learn()
-        _keras.learn()
+        teach_keras()
 
     @property
     def cluster_resolver(self) -> Any:

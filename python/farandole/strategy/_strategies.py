@@ -33,6 +33,14 @@ class Misused(InvalidArgument, RuntimeError):
     """farandole's class, and what TensorFlow raises of contexts."""
 
 
+def teach_keras() -> None:
+    keras = _keras.imported()
+    if keras is not None:
+        _keras.teach(keras.Model)
+        _central_keras.teach(keras.optimizers)
+        _loops.teach(keras.optimizers)
+
+
 class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types
     """What all strategies of ours are: in each process there is one, of all together."""
 
@@ -43,9 +51,7 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
         Raises:
             InvalidArgument: in the scope of another strategy.
         """
-        _keras.learn()
-        _central_keras.learn()
-        _loops.learn()
+        teach_keras()
         other = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self
         if other is not self:
             raise Misused(
@@ -109,9 +115,7 @@ class _OneProcessAReplica(OneOfMany):
         super().__init__(extended)
         _checkpoint.learn()
         _outside.learn()
-        _keras.learn()
-        _central_keras.learn()
-        _loops.learn()
+        teach_keras()
 
     @as_is
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:

@@ -1,9 +1,8 @@
 """Whether gradients are finite: one number that goes with them, eagerly and in graphs.
 
 Sums of gradients are not finite where one of their numbers is not. In a graph a branch behind the
-reduction tells the other ranks of it; it runs only where some rank's flag is up, and no reduced
-gradient is there before it. Graphs of TensorFlow 1 are not looked at: their sessions run what they
-are asked for, and this branch would be run by nobody.
+reduction tells the other ranks of it; it runs only where some rank's flag is up. No reduced
+gradient is there before it, so a session of TensorFlow 1 that is asked for one runs it, too.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from farandole.common._numerics import INFINITE, NAN, Found, mode, numerics_of
+from farandole._numerics import INFINITE, NAN, Found
+from farandole.common._numerics import numerics_of
 from farandole.common._process_set import ProcessSet
-from farandole.tensorflow._graph import in_tensorflow_1
-
-
-def is_looked_at() -> bool:
-    """What is being made: eagerly, or in a graph of a function."""
-    return mode() != "off" and not in_tensorflow_1()
 
 
 def scales_losses() -> bool:
-    """Whether the program's losses may be scaled, so that infinities are no fault: what uses the
-    gradients looks for them. A tape does not see who does."""
+    """Whether the program's losses may be scaled, so that infinities, and NaN that come of them,
+    are no fault: what uses the gradients looks for them. A tape does not see who does."""
+    if tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"):
+        return True  # of TensorFlow 1, whose rewriting of graphs scales losses
     keras: Any = sys.modules.get("keras")
     policy = keras.mixed_precision.global_policy() if hasattr(keras, "mixed_precision") else None
     return getattr(policy, "compute_dtype", None) == "float16"

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from farandole._core import InvalidArgument
+from farandole._numerics import mode
 from farandole.common import _reduction
 from farandole.common._labels import without_numbers
 from farandole.common._numerics import FLAG
@@ -28,7 +29,7 @@ from farandole.common._process_set import members_of, number_of
 from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum, core_op
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Request, members_when_run, run, run_all, tensor_from
-from farandole.tensorflow._finite import FiniteCheck, is_looked_at, scales_losses
+from farandole.tensorflow._finite import FiniteCheck, scales_losses
 from farandole.tensorflow._weights import Compared
 from farandole.tensorflow.adasum import adasum_together
 
@@ -105,7 +106,7 @@ class Reduction(_reduction.Reduction):
             return [_sparse.merged(g) if _is_sparse(g) else g for g in ours]
         note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
         if self.horovods_op == Adasum:
-            return all_or_none(self._by_adasum(ours, names, note, weights))
+            return self._by_adasum(ours, names, note, weights, finite)
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
             check, flagged = self._checked(ours, plans, names, finite)
@@ -129,14 +130,14 @@ class Reduction(_reduction.Reduction):
     ) -> tuple[FiniteCheck | None, int]:
         """Puts its flag at the end of the last operation of dense gradients, whose number it gives:
         the flag waits for all gradients, as that one probably does anyway."""
-        if not finite or self.horovods_op not in (Average, Sum) or not is_looked_at():
-            return None, -1
         looked: list[tuple[int, Any]] = []
         for request, places, _, sparse in plans:
             values = [ours[i].values for i in places] if sparse else request.tensors
             looked += zip(places, values, strict=False)
         looked.sort(key=lambda row: row[0])
-        check = FiniteCheck(self.label, names, self.process_set, looked)
+        check = self._check(names, looked, finite and self.horovods_op in (Average, Sum))
+        if check is None:
+            return None, -1
         dense = [at for at, (*_, sparse) in enumerate(plans) if not sparse]
         if not dense:
             dense = [len(plans)]
@@ -146,23 +147,34 @@ class Reduction(_reduction.Reduction):
         request.tensors = [*request.tensors, check.flag]
         return check, flagged
 
+    def _check(
+        self, names: Sequence[str], looked: Sequence[tuple[int, Any]], finite: bool
+    ) -> FiniteCheck | None:
+        if not finite or mode() == "off":
+            return None
+        return FiniteCheck(self.label, names, self.process_set, looked)
+
     def _by_adasum(
         self,
         ours: list[Any],
         names: Sequence[str],
         note: str,
         weights: Compared | None,
+        finite: bool,
     ) -> list[Any]:
         """Each gradient is folded by itself, but all of them by the same few collectives."""
         places = [i for i, gradient in enumerate(ours) if gradient is not None]
         _, begun = self._begun(note, weights)
         with begun:
             wires = [self.compression.compress(tensor_from(ours[i], names[i])) for i in places]
-            folded = adasum_together([wire for wire, _ in wires], self.label, self._set)
+            sent = [wire for wire, _ in wires]
+            check = self._check(names, list(zip(places, sent, strict=True)), finite and bool(sent))
+            flags = [] if check is None else [check.flag]
+            folded = adasum_together(sent, self.label, self._set, flags)
         reduced = list(ours)
-        for i, (_, context), result in zip(places, wires, folded, strict=True):
+        for i, (_, context), result in zip(places, wires, folded, strict=False):
             reduced[i] = self.compression.decompress(result, context)
-        return reduced
+        return all_or_none(reduced, [] if check is None else check.judge(folded[-1]))
 
     def _begun(
         self, note: str, weights: Compared | None

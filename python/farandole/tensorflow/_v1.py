@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole.tensorflow._finite import scales_losses
 from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction, names_of
 
@@ -137,7 +138,8 @@ class DeltaAdasum:
             back = [v.assign(was) for v, was in zip(variables, before, strict=True)]
         with tf.control_dependencies(back):
             moves = [tf.identity(move) for move in moves]
-        moved = self._reduction.reduce(moves, variables, names_of(variables))
+        names, finite = names_of(variables), not scales_losses()  # gradients that are not move so
+        moved = self._reduction.reduce(moves, variables, names, finite=finite)
         ends = [
             variable.assign(was + move)
             for variable, was, move in zip(variables, before, moved, strict=True)

@@ -19,8 +19,17 @@ from farandole.tensorflow._graph import goes_on, refused
 _LEAST_NORM = 2.0**-511
 
 
-def adasum_together(tensors: Sequence[tf.Tensor], name: str | None, number: int) -> list[tf.Tensor]:
+def adasum_together(
+    tensors: Sequence[tf.Tensor],
+    name: str | None,
+    number: int,
+    beside: Sequence[tf.Tensor] = (),
+) -> list[tf.Tensor]:
     """The Adasum of each tensor over a process set, in its dtype; folds are in float64.
+
+    Args:
+        beside: numbers whose sums over the ranks are wanted, too. They go with the first dot
+            products, and come last.
 
     Raises:
         Refused: a tensor is not of a floating dtype.
@@ -35,20 +44,24 @@ def adasum_together(tensors: Sequence[tf.Tensor], name: str | None, number: int)
         )
     size = len(members_of(number)[0])
     if size == 1:
-        return [tf.identity(tensor) for tensor in tensors]
+        return [tf.identity(tensor) for tensor in [*tensors, *beside]]
     results: list[tf.Tensor] = list(tensors)
+    sums: list[tf.Tensor] = []
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
         places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
         label = f"{name or 'adasum'}, {dtype.name}"
-        folded = _of_one_dtype([tensors[i] for i in places], label, number, size)
+        chosen, others = [tensors[i] for i in places], () if sums else beside
+        folded, summed = _of_one_dtype(chosen, label, number, size, others)
+        sums += summed
         for i, result in zip(places, folded, strict=True):
             results[i] = result
-    return results
+    return results + sums
 
 
 def _of_one_dtype(
-    tensors: Sequence[tf.Tensor], label: str, number: int, size: int
-) -> list[tf.Tensor]:
+    tensors: Sequence[tf.Tensor], label: str, number: int, size: int, beside: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """What they become, and the sums."""
     widths = [-(-tf.size(tensor) // size) for tensor in tensors]  # of a rank's part
     columns = [
         tf.reshape(tf.pad(tf.reshape(tensor, [-1]), [[0, w * size - tf.size(tensor)]]), [size, w])
@@ -59,26 +72,37 @@ def _of_one_dtype(
     note = "\n".join(f"tensor {i} {tensor.shape}" for i, tensor in enumerate(tensors))
     parts = run(Request("all_to_all", [sent], label, number, splits=equally, note=note))[0]
     rows = tf.unstack(tf.cast(tf.reshape(parts, [size, sum(widths)]), tf.float64), size)
-    mine = tf.cast(_fold(rows, widths, label, number), sent.dtype)
+    part, sums = _fold(rows, widths, label, number, beside)
+    mine = tf.cast(part, sent.dtype)
     table = run(Request("all_gather", [mine[None]], label, number))[0]
-    return [
+    folded = [
         tf.reshape(tf.reshape(column, [-1])[: tf.size(tensor)], tf.shape(tensor))
         for tensor, column in zip(tensors, tf.split(table, widths, 1), strict=True)
     ]
+    return folded, sums
 
 
-def _fold(rows: list[tf.Tensor], widths: Sequence[tf.Tensor], label: str, number: int) -> tf.Tensor:
-    """A part of the result, of all ranks' parts."""
+def _fold(
+    rows: list[tf.Tensor],
+    widths: Sequence[tf.Tensor],
+    label: str,
+    number: int,
+    beside: Sequence[tf.Tensor],
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """A part of the result, of all ranks' parts; and the sums."""
+    sums: list[tf.Tensor] = []
     stride = 1
     while stride < len(rows):
         pairs = [(a, a + stride) for a in range(0, len(rows) - stride, 2 * stride)]
         products = tf.stack([_products(rows[a], rows[b], widths) for a, b in pairs])
-        whole = run(Request("all_reduce", [products], f"{label}, level {stride}", number))[0]
+        sent = [products, *beside] if stride == 1 else [products]
+        whole, *also = run(Request("all_reduce", sent, f"{label}, level {stride}", number))
+        sums += also
         for i, (a, b) in enumerate(pairs):
             dot, norm_a, norm_b = (tf.repeat(whole[i, :, k], widths) for k in range(3))
             rows[a] = rows[a] * _share(dot, norm_a) + rows[b] * _share(dot, norm_b)
         stride *= 2
-    return rows[0]
+    return rows[0], sums
 
 
 def _products(a: tf.Tensor, b: tf.Tensor, widths: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -29,6 +29,7 @@ from farandole.torch._pipeline.refusals import check_devices, refuse_shared, ref
 from farandole.torch._pipeline.replicas import exchange_of, share_first_replica
 from farandole.torch._pipeline.tensors import TorchTensors
 from farandole.torch._pipeline.work import LossWork, Stage, StageWork, TrainWork
+from farandole.torch._training.finite import OwnGradients
 from farandole.torch.compression import Compression, Compressor
 
 Layers = nn.Sequential | Sequence[nn.Module | Callable[[], nn.Module]]
@@ -158,7 +159,10 @@ class Pipeline(Reported):
             share_first_replica(self._module, groups.replicas)
             reduction_of = Reduction(Average, 1.0, compression, False, groups.replicas)
             exchange = exchange_of(self._module, reduction_of)
-        self._stage = Stage(place, self._module, modules, m, loss_fn, reduction, count, exchange)
+        finite = OwnGradients([*self._module.named_parameters()][::-1])
+        self._stage = Stage(
+            place, self._module, modules, m, loss_fn, reduction, count, exchange, finite
+        )
         self._runner = Runner(self._group, place, TorchTensors(), dynamic_shapes=dynamic_shapes)
         nbytes = sum(p.nbytes for p in self._module.parameters())
         self._begin_to_report(Times(_world.size()), bounds, nbytes)
@@ -223,6 +227,8 @@ class Pipeline(Reported):
         Raises:
             InvalidArgument: an argument is wrong, ranks have other batches, or shapes changed; or
                 the loss of the whole batch has no gradient, on every rank.
+            NumericsError: by ``FARANDOLE_NUMERICS=error``, on every rank: some rank's gradients
+                are not finite. All gradients are dropped then, and the next step works.
             RemoteError: another rank's stage has raised; says which, and what. On that rank, its
                 own error. All gradients are dropped then, and the next step works.
         """

@@ -10,6 +10,7 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.common._numerics import Numerics
 from farandole.keras._pipeline.computing import Computing, reduction_of
 from farandole.keras._pipeline.gradients import engine_of
 from farandole.keras._pipeline.replicas import Replicas
@@ -37,6 +38,8 @@ class Stepping:
         self._group, self._replicas = groups.everyone, Replicas(groups.replicas)
         self._replicas.share_first(module.variables)
         self._replicas.learn(module.trainable_variables)
+        names = [each.path for each in module.trainable_variables]
+        self._numerics = Numerics("gradients of a Pipeline", names)
         self._micro_batches = micro_batches
         self._actions = schedule_of(schedule)(place.stages, place.stage, micro_batches)
         self._runner = Runner(self._group, place, Arrays(), dynamic_shapes=False)
@@ -94,9 +97,12 @@ class Stepping:
 
     def train(self, batch: Sequence[Any]) -> None:
         """Collective: of the batch of all replicas: inputs, targets, weights."""
-        work = TrainWork(self._place, self._replicas, self._made_ready, batch)
+        looks = self._numerics.looks
+        work = TrainWork(self._place, self._replicas, self._made_ready, batch, looks=looks)
         rows = self._runner.run(self._actions, work)
         self.times.add(rows)
+        if not all(row.is_finite for row in rows):
+            self._numerics.report(work.found)
         gradients = self._clipped(work.gradients)
         pairs = zip(gradients, self.module.trainable_variables, strict=True)
         found = [(gradient, v) for gradient, v in pairs if gradient is not None]

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 
 from farandole._core import InvalidArgument
+from farandole._numerics import Found, first_found
 from farandole.data._tree import leaves, map_leaves, samples
 from farandole.keras._pipeline.gradients import Engine, Made
 from farandole.keras._pipeline.replicas import Replicas
-from farandole.keras._pipeline.tensors import form_of, gradients_of
+from farandole.keras._pipeline.tensors import array_of, form_of, gradients_of
 from farandole.pipeline._places import Place
 from farandole.pipeline._shares import micro_batches
 from farandole.pipeline._wire import Form, Message
@@ -123,17 +124,21 @@ class LossWork(StageWork):
 
 
 class TrainWork(LossWork):
-    """Forward and backward; at the end the gradients of the whole batch."""
+    """Forward and backward; at the end the gradients of the whole batch.
+
+    Args:
+        looks: whether this rank's are finite.
+    """
 
     kind = "step"
     training = True
 
-    def __init__(
-        self, place: Place, replicas: Replicas, make: Callable[[], Stage], batch: Sequence[Any]
-    ) -> None:
-        super().__init__(place, replicas, make, batch)
+    def __init__(self, *given: Any, looks: bool) -> None:
+        super().__init__(*given)
         self._kept: dict[int, tuple[Made, Message | None]] = {}
+        self._looks = looks
         self.gradients: list[Any] = []
+        self.found: Found | None = None  # of this rank's, before they are summed
 
     def begin(self) -> Sequence[int | None]:
         counts = super().begin()
@@ -171,7 +176,13 @@ class TrainWork(LossWork):
             found.append(None if array is None else keras.ops.convert_to_tensor(array))
         return found
 
+    def is_finite(self) -> bool:
+        return self.found is None
+
     def end(self, *, failed: bool) -> None:
+        if self._looks and not failed:
+            there = [(i, each) for i, each in enumerate(self.gradients) if each is not None]
+            self.found = first_found((i, array_of(each)) for i, each in reversed(there))
         self.gradients = self._replicas.summed(self.gradients, failed=failed)
 
     def forget(self) -> None:

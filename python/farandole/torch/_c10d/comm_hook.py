@@ -13,8 +13,10 @@ from farandole import _world
 from farandole._arguments import explained, one_of, type_of
 from farandole._core import InvalidArgument
 from farandole._world import Group
+from farandole.common._numerics import FLAG
 from farandole.torch._c10d.engine_group import EngineGroup
 from farandole.torch._c10d.fallbacks import note_fallback
+from farandole.torch._c10d.finite import BucketLooks
 from farandole.torch._c10d.meeting import group_beside
 from farandole.torch._c10d.shared_buckets import move_when_it_stays
 from farandole.torch._c10d.works import Work
@@ -46,15 +48,23 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
         ...     ddp.register_comm_hook(None, farandole.torch.ddp_comm_hook)
         ...     return ddp
     """
+    group, looks = _beside_of(state)
+    flag = looks.look(bucket) if looks.looks else None
     if bucket.buffer().layout != torch.strided:
+        if flag is not None:
+            group.run("all_reduce", borrow(flag), borrow(flag), "max", name=FLAG)
         return _by_ddps_group(state, bucket.buffer())
-    group = _group_beside(state)
     tensor = bucket.buffer()
     if tensor.is_cpu:
         tensor = move_when_it_stays(bucket, group)
-    given = borrow(tensor, f"DDP bucket {bucket.index()}")
     name = f"DDP bucket {bucket.index()}"
-    handle = group.start("all_reduce", given, given, None, "mean", 1.0, 1.0, 0, name)
+    given = borrow(tensor, name)
+    how = (None, "mean", 1.0, 1.0, 0, name)
+    if flag is None:
+        handle = group.start("all_reduce", given, given, *how)
+    else:
+        both = [given, borrow(flag, name)]
+        handle = group.start_grouped("all_reduce", both, both, *how)
     group.turn()
     return cast("torch.futures.Future[torch.Tensor]", Work(handle, tensor).get_future())
 
@@ -69,8 +79,9 @@ def _by_ddps_group(state: Any, gradient: torch.Tensor) -> torch.futures.Future[t
     return cast("torch.futures.Future[torch.Tensor]", done.then(lambda f: f.value()[0]))
 
 
-# By process group: a farandole group of the same ranks, and the world it belongs to.
-_beside: "weakref.WeakKeyDictionary[Any, tuple[Group, Group]]" = weakref.WeakKeyDictionary()
+# By process group: a farandole group of the same ranks, its looks, and the world it belongs to.
+_Beside = tuple[Group, BucketLooks, Group]
+_beside: "weakref.WeakKeyDictionary[Any, _Beside]" = weakref.WeakKeyDictionary()
 
 
 def _process_group(state: Any) -> dist.ProcessGroup:
@@ -83,9 +94,9 @@ def _process_group(state: Any) -> dist.ProcessGroup:
     return group
 
 
-def _group_beside(state: Any) -> Group:
+def _beside_of(state: Any) -> tuple[Group, BucketLooks]:
     group = _process_group(state)
-    if group not in _beside or _beside[group][1] is not _world._state.group:
+    if group not in _beside or _beside[group][2] is not _world._state.group:
         found = group_beside(group, "ddp_comm_hook")
-        _beside[group] = (found, _world.world())
-    return _beside[group][0]
+        _beside[group] = (found, BucketLooks(found), _world.world())
+    return _beside[group][:2]

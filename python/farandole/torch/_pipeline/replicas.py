@@ -40,6 +40,7 @@ def exchange_of(module: nn.Module, reduction: Reduction) -> GradientExchange | N
         weights=named,
         line=_LINE,
         limits=Limits.of(None, None, None),
+        looks=False,  # a step does, for all stages
     )
     exchange.open = True  # backward passes only accumulate; a step's end reduces
     return exchange

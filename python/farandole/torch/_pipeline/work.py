@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from farandole._arguments import shown
-from farandole._core import InvalidArgument
+from farandole._core import InvalidArgument, NumericsError
+from farandole._numerics import Found
 from farandole.data._tree import leaves, map_leaves, samples
 from farandole.pipeline._places import Place
 from farandole.pipeline._runner import Fared
@@ -19,6 +20,7 @@ from farandole.pipeline._work import ForwardWork
 from farandole.torch._pipeline.refusals import warn_of_few_samples
 from farandole.torch._pipeline.tensors import Received, form_of, ready
 from farandole.torch._training.exchange import GradientExchange
+from farandole.torch._training.finite import OwnGradients
 
 _NOTHING = Form(None, ())
 
@@ -34,6 +36,7 @@ class Stage(NamedTuple):
     reduction: str
     count_fn: Callable[[Any], Any] | None
     exchange: GradientExchange | None  # with the replicas of this stage
+    finite: OwnGradients  # of all ranks of all stages
 
 
 class _Kept(NamedTuple):
@@ -220,6 +223,7 @@ class TrainWork(LossWork):
         super().__init__(*args, **options)
         self._kept: dict[int, _Kept] = {}
         self._has_gradient = False  # the loss of a micro-batch so far
+        self._found: Found | None = None  # of this rank's gradients
 
     def forward(self, k: int, samples: int, received: Message | None) -> tuple[Form, list[Any]]:
         if self._measures and k == 0 and self._stage.place.replica == 0:
@@ -262,8 +266,13 @@ class TrainWork(LossWork):
     def has_gradient(self) -> bool:
         return self._has_gradient
 
+    def is_finite(self) -> bool:
+        return self._found is None
+
     def end(self, *, failed: bool) -> None:
-        exchange = self._stage.exchange
+        exchange, finite = self._stage.exchange, self._stage.finite
+        if not failed and finite.looks:
+            self._found = finite.found()
         if exchange is None:
             return
         if failed:
@@ -283,8 +292,10 @@ class TrainWork(LossWork):
 
         Raises:
             InvalidArgument: it is one; on every rank. All gradients are dropped then.
+            NumericsError: by the setting, likewise; some rank's gradients are not finite.
         """
         if any(row.has_gradient for row in rows):
+            self._judge(rows)
             return
         self.forget()
         raise InvalidArgument(
@@ -292,3 +303,12 @@ class TrainWork(LossWork):
             "  advice: compute it from the outputs by what can be differentiated; for a loss alone "
             "there is evaluate()"
         )
+
+    def _judge(self, rows: Sequence[Fared]) -> None:
+        if all(row.is_finite for row in rows):
+            return
+        try:
+            self._stage.finite.report(self._found)
+        except NumericsError:
+            self.forget()
+            raise

@@ -1,6 +1,7 @@
 """Optimizers that step alike on all ranks, behind ``farandole.torch.DistributedOptimizer``.
 
 exchange.py, sparse_gradients.py    gradients on their way to the mean of all ranks
+plan.py                             what is made for the parameters as they are now
 shards.py, sharded.py               a part of the parameters updated on every rank
 adasum.py                           moves instead of gradients
 hooked.py, passes.py                what autograd tells of a backward pass

@@ -114,7 +114,7 @@ class AdasumOptimizer(WrappedOptimizer):
         parameters = [p for _, p in self._named]
         self._silence = Silence([n for n, _ in reversed(self._named)], parameters)
         self._weights = TensorWeights("Adasum", self._all)
-        self._finite = OwnGradients(self._named)
+        self._finite = OwnGradients(self._named[::-1])
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

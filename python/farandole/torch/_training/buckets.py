@@ -99,11 +99,13 @@ class Buckets:
         return view
 
     def whole(self, i: int) -> torch.Tensor:
-        """All that stands in the bucket of parameter i, whose dtype is that of all of it."""
+        """All that stands in the bucket of parameter i, as numbers of its dtype, which all have."""
         known = self._whole.get(i)
         if known is None:
             bucket = self._bytes.whole(self.places[i].bucket, self._reducer.memory)
-            known = self._whole[i] = bucket[: len(bucket) // 8 * 8].view(self._dtypes[i])
+            real = self._dtypes[i].to_real()
+            size = len(bucket) // real.itemsize * real.itemsize
+            known = self._whole[i] = bucket[:size].view(real)
         return known
 
     def alias(self, i: int) -> torch.Tensor:

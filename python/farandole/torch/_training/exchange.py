@@ -22,20 +22,14 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from farandole import _core, _world
+from farandole import _world
 from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction
-from farandole.torch._tensors import dtype_name
-from farandole.torch._training.finite import FiniteGradients
-from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
-from farandole.torch._training.late_gradients import LateGradients
-from farandole.torch._training.layouts import agreed_strides
-from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
-from farandole.torch._training.sparse_gradients import SparseGradients
+from farandole.torch._training.plan import How, Plan
 from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import BROADCAST
 from farandole.torch._training.wrapped import too_many_passes
@@ -67,6 +61,7 @@ class GradientExchange(Hooked):
         passes_per_step: every that many passes reduce; the others accumulate.
         limits: how large the buckets are.
         overlap: launch buckets during backward; else all of them at its end.
+        looks: whether gradients are finite.
 
     Raises:
         InvalidArgument: parameters are on a device that cannot be used.
@@ -85,12 +80,11 @@ class GradientExchange(Hooked):
         passes_per_step: int = 1,
         limits: Limits,
         overlap: bool = True,
+        looks: bool = True,
     ) -> None:
         super().__init__(named, weights, line)
-        self._group, self._reduction, self._limits = group, reduction, limits
-        self._groups, self._overlap = groups, overlap
-        self._all = weights
-        self._plan(named)
+        self._how = How(group, reduction, weights, groups, limits, overlap, looks)
+        self._take_plan(Plan(self._how, named))
         self.reducing = False  # the present pass
         scale = reduction.prescale * reduction.postscale * group.size
         self.is_mean = reduction.op == "mean" or math.isclose(scale, 1)
@@ -110,74 +104,22 @@ class GradientExchange(Hooked):
         self._left_graph = -1
         self.hear()
 
-    # What is reduced. A program may convert its parameters, or unfreeze some, between two steps.
-
-    def _plan(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Collective: of the parameters as they are now."""
-        reduction, compression = self._reduction, self._reduction.compression
-        parameters = [p for _, p in named]
-        finite = FiniteGradients(named, reduction.process_set)
-        sent = [*named, *finite.named]
-        wires = [compression.compress(p.detach().new_empty(0)) for _, p in sent]
-        together = [self._groups.get(id(p), -1) for p in parameters]
-        together += together[-1:] * len(finite.named)  # the flag goes with the last
-        rows = [
-            (n, *_elements(p, wire.dtype, n), together[i])
-            for i, ((n, p), (wire, _)) in enumerate(zip(sent, wires, strict=True))
-        ]
-        reducer = _core.Reducer(
-            self._group,
-            rows,
-            reduction.op,
-            reduction.prescale,
-            reduction.postscale,
-            *self._limits,
-            self._overlap,
-            sparse_as_dense=reduction.sparse_as_dense,
-        )
-        over = self._group.size if reduction.op == "mean" else 1
-        sparse = SparseGradients(
-            f"gradients {reducer.key:x}",
-            sent,
-            reduction.process_set,
-            compression=compression,
-            prescale=reduction.prescale,
-            postscale=reduction.postscale / over,
-        )
-        self._gradients = Gradients(
-            reducer,
-            sent,
-            wires,
-            agreed_strides(self._group, sent),
-            sparse,
-            OnDevices(reducer, sent),
-            finite,
-            compression=compression,
-            sparse_as_dense=reduction.sparse_as_dense,
-        )
-        self._late = LateGradients(f"late gradients {reducer.key:x}", named, reduction)
-        self.reducer, self.finite = reducer, finite
+    def _take_plan(self, plan: Plan) -> None:
+        self._plan, self._gradients, self._late = plan, plan.gradients, plan.late
+        self.reducer, self.finite = plan.reducer, plan.finite
         self._watch_weights()
-        self._planned = [_kind(p) for p in parameters]
-        self._places = [p.data_ptr() for p in parameters]
-        known = set(map(id, parameters))
-        self._others = [(n, p) for n, p in self._all if id(p) not in known and p.numel() > 0]
 
     def _watch_weights(self) -> None:
         self.compared.watch(self.reducer)
 
     def _plan_anew(self) -> None:
-        """Before a step is begun, where the parameters are others than those of the plan. A frozen
-        one stays in it: programs freeze and unfreeze by turns."""
-        added = [(n, p) for n, p in self._others if p.requires_grad]
-        places = list(map(torch.Tensor.data_ptr, self.parameters))
-        if not added and places == self._places:
+        """Before a step is begun, where the parameters are others than those of the plan."""
+        added = self._plan.added(self.parameters)
+        if added is None:
             return
-        self._places = places
-        if not added and self._planned == [_kind(p) for p in self.parameters]:
-            return  # they have moved
         old = self._gradients
-        self._plan([*zip(self.names, self.parameters, strict=True), *added])
+        named = [*zip(self.names, self.parameters, strict=True), *added]
+        self._take_plan(Plan(self._how, named))
         old.retire()
         self.hear_also(added)
 
@@ -459,17 +401,6 @@ class GradientExchange(Hooked):
     def set_passes_per_step(self, passes: int) -> None:
         self._passes_per_step = passes
         self._passes = 0
-
-
-def _elements(p: torch.Tensor, dtype: torch.dtype, name: str) -> tuple[int, str]:
-    """Of what is sent, as the engine sees them: how many, of which dtype."""
-    pair = 2 if dtype.is_complex else 1
-    return pair * p.numel(), dtype_name(dtype.to_real(), f"parameter '{name}'")
-
-
-def _kind(p: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
-    """What a plan knows of a gradient."""
-    return p.dtype, p.device, p.shape
 
 
 def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:

@@ -12,9 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from farandole.common._numerics import FLAG, INFINITE, NAN, Found, Numerics
+from farandole._numerics import Found
+from farandole.common._numerics import FLAG, Numerics
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch import _devices
+from farandole.torch._finite import exact_kind, kind_of, total_of
+
+_WIDE = (torch.float32, torch.float64)  # their sums of squares seldom overflow
 
 
 class _Step(NamedTuple):
@@ -31,15 +35,18 @@ class FiniteGradients:
 
     Args:
         named: parameters, whose gradients are reduced.
+        looks: False: another one does.
     """
 
     def __init__(
         self,
         named: Sequence[tuple[str, torch.Tensor]],
         process_set: ProcessSet,
+        *,
+        looks: bool = True,
     ) -> None:
         self.numerics = Numerics("gradients", [name for name, _ in named], process_set)
-        self.looks = self.numerics.looks and bool(named)
+        self.looks = looks and self.numerics.looks and bool(named)
         parameters = [p for _, p in named]
         there = [p for p in parameters if _devices.device_of(p) is not None]
         place = (there or parameters or [torch.zeros(1)])[-1]
@@ -72,19 +79,21 @@ class FiniteGradients:
         """At the gradient of parameter i, as it is sent."""
         if self._found is not None:
             return
-        total = _total(values)
+        total = total_of(values)
         if self.is_there and _devices.device_of(values) is not None:
             self._sums.append((i, total))
-        elif (kind := _exact_kind(values, total)) is not None:
+        elif (kind := exact_kind(values, total)) is not None:
             self._found = Found(i, kind)
 
-    def look_at_bucket(self, values: torch.Tensor) -> bool:
-        """Whether all is finite in the bucket that waits for the flag, with one look at it."""
-        return self._found is not None or _kind(torch.dot(values, values)) is None
+    @staticmethod
+    def are_finite(values: torch.Tensor) -> bool:
+        """Of a bucket, with one look at it."""
+        wide = values.dtype in _WIDE  # whose product is faster than a sum
+        return kind_of(torch.dot(values, values) if wide else total_of(values)) is None
 
     @property
     def is_up(self) -> bool:
-        """This rank's flag, when it has looked at all of its gradients, which lie on the host."""
+        """This rank's flag so far, of gradients that lie on the host."""
         return self._found is not None
 
     def raise_there(self) -> None:
@@ -132,7 +141,11 @@ class FiniteGradients:
 
 class OwnGradients:
     """Of a step that does not reduce gradients before it uses them: each rank keeps its own until
-    then. Looks where they lie on the host; on devices only for an error, as this waits for them."""
+    then. Looks where they lie on the host; on devices only for an error, as this waits for them.
+
+    Args:
+        named: in the order in which their gradients become ready, of which the first is told.
+    """
 
     def __init__(
         self,
@@ -153,7 +166,7 @@ class OwnGradients:
             if p is not None and p.grad is not None:
                 values = p.grad.detach()
                 values = values._values() if values.is_sparse else values
-                kind = _exact_kind(values, _total(values))
+                kind = exact_kind(values, total_of(values))
                 if kind is not None:
                     return Found(i, kind)
         return None
@@ -168,25 +181,9 @@ class OwnGradients:
         self.numerics.report(mine, self._number)
 
 
-def _total(values: torch.Tensor) -> torch.Tensor:
-    """Finite where all of them are, unless their sum overflows."""
-    return values.sum(dtype=torch.float32) if values.dtype == torch.float16 else values.sum()
-
-
-def _exact_kind(values: torch.Tensor, total: torch.Tensor) -> int | None:
-    if _kind(total) is None or bool(torch.isfinite(values).all()):
-        return None
-    return NAN if bool(torch.isnan(values).any()) else INFINITE
-
-
-def _kind(total: torch.Tensor) -> int | None:
-    number = total.item()
-    return None if number - number == 0 else NAN if number != number else INFINITE
-
-
 def _first(sums: Sequence[tuple[int, torch.Tensor]]) -> Found | None:
     for i, total in sums:
-        kind = _kind(total)
+        kind = kind_of(total)
         if kind is not None:
             return Found(i, kind)
     return None

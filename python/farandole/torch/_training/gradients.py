@@ -19,7 +19,9 @@ from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch.compression import Compression, Compressor
 
-_WIDE = (torch.float32, torch.float64)  # their sums of squares seldom overflow
+# Bytes of a gradient. Of smaller ones, on average, a bucket is looked at as a whole: a look costs
+# some microseconds, in which a core reads as much. Larger ones are read while a cache has them.
+_SMALL = 128 << 10
 
 
 class Gradients:
@@ -94,19 +96,26 @@ class Gradients:
         self._learn_looks()
 
     def _learn_looks(self) -> None:
-        """Which gradients are looked at one by one. What lies in the bucket of the flag, which is
-        not reduced before that is there, is looked at together."""
-        finite, places = self._finite, self._buckets.places
+        """Which gradients are looked at one by one, and which together: those of a bucket, before
+        it is complete and so reduced."""
+        finite, self._places = self._finite, self._buckets.places
+        places = self._places
         self._looks = [finite.looks and p is not finite.flag for p in self._parameters]
-        self._beside: list[int] = []
-        if finite.looks and not finite.is_there and finite.flag.dtype in _WIDE:
-            self._beside = [
-                i
-                for i, (bucket, _) in enumerate(places[:-1])
-                if bucket == places[-1].bucket and i not in self._sparse.dims and not self._there[i]
-            ]
-        for i in self._beside:
+        self._together: dict[int, list[int]] = {}
+        if finite.looks and not finite.is_there:
+            for i, (bucket, _) in enumerate(places[:-1]):
+                if not (self._alone[i] or self._there[i] or i in self._sparse.dims):
+                    self._together.setdefault(bucket, []).append(i)
+        flags = places[-1].bucket if self._together else -1
+        for bucket, members in list(self._together.items()):
+            size = self._buckets.whole(members[0]).nbytes
+            if bucket != flags and (len(members) == 1 or size > _SMALL * len(members)):
+                del self._together[bucket]
+        for i in (i for members in self._together.values() for i in members):
             self._looks[i] = False
+        # That of the flag is complete when all gradients are there.
+        self._expected = {b: len(m) + (b == flags) for b, m in self._together.items()}
+        self._awaited = dict(self._expected)
 
     # To the reducer.
 
@@ -126,6 +135,7 @@ class Gradients:
         self._taken = [0] * len(self._taken)
         self._on_devices.forget()
         self._finite.begin()
+        self._awaited = dict(self._expected)
 
     def missing(self) -> list[int]:
         """Those that this pass did not bring, and that are there."""
@@ -166,6 +176,8 @@ class Gradients:
             wire = self._compress(i, grad)
             self._look(i, wire)
             view.copy_(wire)
+            if self._completes(i):
+                self._look_at_bucket(i)
             self._mark_ready(i, view.data_ptr(), dims)
             return
         self._look(i, grad)
@@ -180,9 +192,12 @@ class Gradients:
             return
         alias = self._buckets.alias(i)
         address = self._buckets.addresses[i]
-        if not alike:
+        last = self._completes(i)
+        if not alike or (last and pointer != address):
             alias.copy_(grad.clone() if pointer == address else grad)
             pointer = address
+        if last:
+            self._look_at_bucket(i)
         self._mark_ready(i, pointer, dims)
         self._taken[i] = address
         p.grad = alias
@@ -201,6 +216,23 @@ class Gradients:
     def _look(self, i: int, values: torch.Tensor) -> None:
         if self._looks[i]:
             self._finite.look(i, values)
+
+    def _completes(self, i: int) -> bool:
+        """Whether the bucket, which is looked at together, has all gradients with this one."""
+        bucket = self._places[i].bucket
+        if bucket not in self._awaited:
+            return False
+        self._awaited[bucket] -= 1
+        return self._awaited[bucket] == 0
+
+    def _look_at_bucket(self, i: int) -> None:
+        """Of gradient i, which stands there as all that are marked do. Where others are not, older
+        numbers stand."""
+        if self._finite.is_up or self._finite.are_finite(self._buckets.whole(i)):
+            return
+        for other in self._together[self._places[i].bucket]:
+            if self._marked[other] or other == i:
+                self._finite.look(other, self._buckets.view(other))
 
     def _mark_ready(self, i: int, pointer: int, sparse_dims: int) -> None:
         self._reducer.mark_ready(i, pointer, sparse_dims)
@@ -230,10 +262,11 @@ class Gradients:
             self._finite.raise_there()
             self.take(flag)
             return
-        if self._beside and not self._finite.look_at_bucket(self._buckets.whole(flag)):
-            for i in self._beside:
-                if self._marked[i]:  # else older numbers stand there
-                    self._finite.look(i, self._buckets.view(i))
+        for bucket, members in self._together.items():
+            if self._awaited[bucket] > 0:
+                marked = next((i for i in members if self._marked[i]), None)
+                if marked is not None:
+                    self._look_at_bucket(marked)
         self._buckets.view(flag).fill_(self._finite.is_up)
         self._mark_ready(flag, self._buckets.addresses[flag], 0)
 

@@ -17,8 +17,8 @@ import torch
 from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
+from farandole._numerics import Found
 from farandole._world import Group
-from farandole.common._numerics import Found
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.buckets import Bytes, Place, view_of

@@ -1,0 +1,25 @@
+"""Whether numbers of a tensor are finite: by their sum, and one by one where that is not."""
+
+from __future__ import annotations
+
+import torch
+
+from farandole._numerics import INFINITE, NAN
+
+
+def total_of(values: torch.Tensor) -> torch.Tensor:
+    """Finite where all of them are, unless their sum overflows."""
+    return values.sum(dtype=torch.float32) if values.dtype == torch.float16 else values.sum()
+
+
+def kind_of(total: torch.Tensor) -> int | None:
+    """Of one number. None: it is finite."""
+    number = total.item()
+    return None if number - number == 0 else NAN if number != number else INFINITE
+
+
+def exact_kind(values: torch.Tensor, total: torch.Tensor) -> int | None:
+    """Of the numbers whose sum this is."""
+    if kind_of(total) is None or bool(torch.isfinite(values).all()):
+        return None
+    return NAN if bool(torch.isnan(values).any()) else INFINITE
