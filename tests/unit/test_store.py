@@ -227,6 +227,25 @@ def test_what_no_rank_says_is_a_strangers_word(meet: Meet) -> None:
     assert first.result(20) == second.result(20)
 
 
+def test_words_that_drip_are_given_up_in_time() -> None:
+    """The deadline is for all that is taken, and not for each byte."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor() as pool:
+
+        def drip() -> None:
+            with suppress(OSError):
+                for _ in range(20):
+                    ours.sendall(b"\0")
+                    time.sleep(0.05)
+
+        dripping = pool.submit(drip)
+        theirs.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            talk.take(theirs, 20)
+        theirs.close()
+        dripping.result()
+
+
 def test_words_of_many_ranks_are_heard() -> None:
     table = [words_of(rank, addresses="x" * 900) for rank in range(4096)]
     ours, theirs = socket.socketpair()

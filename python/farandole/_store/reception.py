@@ -241,21 +241,23 @@ class Reception:
         meeting = self._meeting
         lacks = "without farandole's first words"
         try:
+            until = time.monotonic() + POLITE
             connection.settimeout(POLITE)
-            theirs = take(connection, len(MAGIC) + NONCE)
+            theirs = take(connection, len(MAGIC) + NONCE, until)
             if not theirs.startswith(MAGIC):
                 raise ConnectionError("it does not speak to a store")
             lacks = "without the job's secret"
             nonces = theirs[len(MAGIC) :] + secrets.token_bytes(NONCE)
             connection.sendall(nonces[NONCE:] + proof(meeting.secret, b"server", nonces))
             if not hmac.compare_digest(
-                take(connection, PROOF), proof(meeting.secret, b"client", nonces)
+                take(connection, PROOF, until), proof(meeting.secret, b"client", nonces)
             ):
                 raise ConnectionError("it does not know the secret")
             lacks = "without a rank's words"
-            words = _checked(hear(connection))
+            words = _checked(hear(connection, until))
             with self._lock:
                 if not self._over:
+                    connection.settimeout(POLITE)
                     self._heard.put((words, connection))
                     return
             _tell(connection, {"closed": self._whose()})

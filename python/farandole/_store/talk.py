@@ -6,6 +6,7 @@ import hmac
 import json
 import select
 import socket
+import time
 from typing import Any
 
 POLITE = 5.0  # seconds in which who connects says who it is
@@ -21,9 +22,15 @@ def send(connection: socket.socket, words: Any) -> None:
     connection.sendall(len(data).to_bytes(4, "little") + data)
 
 
-def take(connection: socket.socket, count: int) -> bytes:
+def take(connection: socket.socket, count: int, until: float | None = None) -> bytes:
+    """In all by ``until``, else within the connection's timeout, however little comes at a time."""
+    until = _end_of(connection) if until is None else until
     data = b""
     while len(data) < count:
+        if until is not None:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            connection.settimeout(left)
         more = connection.recv(count - len(data))
         if not more:
             raise ConnectionError("it hung up")
@@ -31,11 +38,17 @@ def take(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def hear(connection: socket.socket) -> Any:
-    length = int.from_bytes(take(connection, 4), "little")
+def hear(connection: socket.socket, until: float | None = None) -> Any:
+    until = _end_of(connection) if until is None else until
+    length = int.from_bytes(take(connection, 4, until), "little")
     if length > _MOST:
         raise ConnectionError(f"it announced {length} bytes")
-    return json.loads(take(connection, length))
+    return json.loads(take(connection, length, until))
+
+
+def _end_of(connection: socket.socket) -> float | None:
+    timeout = connection.gettimeout()
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def has_hung_up(connection: socket.socket) -> bool:
