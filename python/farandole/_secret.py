@@ -29,12 +29,18 @@ def find(*, may_be_made: bool) -> tuple[bytes, bool]:
             "every rank (`farandole run` makes one), or FARANDOLE_INSECURE=1 in a network that you "
             "trust"
         )
-    path = Path(name)
     try:
-        mode = path.stat().st_mode
-        text = path.read_text().strip()
+        with Path(name).open("rb") as file:  # once: what is looked at is what is read
+            found = os.fstat(file.fileno())
+            text = file.read(4 * BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise AuthError(f"FARANDOLE_SECRET_FILE={name}: {error.strerror}") from error
+    mode = found.st_mode
+    if found.st_uid not in (0, os.geteuid()):
+        raise AuthError(
+            f"FARANDOLE_SECRET_FILE={name} belongs to user {found.st_uid}, who may know or change "
+            f"it; it must belong to user {os.geteuid()}, whose job this is, or to root"
+        )
     if stat.S_IMODE(mode) & 0o077:
         raise AuthError(
             f"FARANDOLE_SECRET_FILE={name} may be read by others (mode {stat.S_IMODE(mode):o}); "
