@@ -257,7 +257,6 @@ class Reception:
             words = _checked(hear(connection, until))
             with self._lock:
                 if not self._over:
-                    connection.settimeout(POLITE)
                     self._heard.put((words, connection))
                     return
             _tell(connection, {"closed": self._whose()})

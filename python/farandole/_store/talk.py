@@ -24,6 +24,7 @@ def send(connection: socket.socket, words: Any) -> None:
 
 def take(connection: socket.socket, count: int, until: float | None = None) -> bytes:
     """In all by ``until``, else within the connection's timeout, however little comes at a time."""
+    before = connection.gettimeout()
     until = _end_of(connection) if until is None else until
     data = b""
     while len(data) < count:
@@ -32,6 +33,7 @@ def take(connection: socket.socket, count: int, until: float | None = None) -> b
                 raise TimeoutError("timed out")
             connection.settimeout(left)
         more = connection.recv(count - len(data))
+        connection.settimeout(before)
         if not more:
             raise ConnectionError("it hung up")
         data += more
