@@ -38,8 +38,9 @@ def lacks(library: Path, *, fortified: bool) -> list[str]:
     if platform.machine() == "x86_64":
         # The note is there only if all files that were linked have it, the compiler's own, too.
         notes = said("readelf", "--notes", "--wide", str(library))
-        jumps = said("objdump", "--disassemble", "--no-show-raw-insn", str(library))
-        found["CET"] = "IBT" in notes or jumps.count("endbr64") > jumps.count("\tret") / 4
+        code = said("objdump", "--disassemble", "--no-show-raw-insn", str(library))
+        found["CET"] = "IBT" in notes or code.count("endbr64") > code.count("\tret") / 4
+        found["stack protector"] |= "%fs:0x28" in code  # zig links what it calls then
     return [name for name, there in found.items() if not there]
 
 
