@@ -141,6 +141,8 @@ NamedRequest* Named::submit(const NamedCall& call) {
     request->completion = call.completion;
     found->second->request = request;
     put_on_its_way(request);
+    // Here, and not as it begins: the world may end before, where nobody waits for it.
+    if (folds(call.kind)) reductions_begun.fetch_add(1, std::memory_order_relaxed);
   }
   engine_.wake();
   return request;

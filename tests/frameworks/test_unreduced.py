@@ -81,7 +81,7 @@ def by_pytorch() -> None:
     def by_hand() -> None:
         p = torch.ones(3)
         hvd.broadcast_parameters([p], root_rank=0)
-        hvd.synchronize(hvd.allreduce_async_(p))
+        hvd.allreduce_async_(p)  # and does not wait for it
 
     def ddp() -> None:
         torch.distributed.init_process_group("farandole")
@@ -128,7 +128,7 @@ def by_jax() -> None:
         fdj.broadcast_parameters({"w": jnp.ones(3)})
 
     def wrapped() -> None:
-        mean(fdj.broadcast_parameters(jnp.ones(3))).block_until_ready()
+        mean(fdj.broadcast_parameters(jnp.ones(3)))  # and does not wait for it
 
     in_worlds([never_wrapped, wrapped])
 
