@@ -52,7 +52,7 @@ PYBIND = re.compile(r"pybind11/")
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
     "_core _datagrams _host_parts _interfaces _launchers _progress _tables _words typing",
-    "_listening _mpi_words _place _plan_size _secret _store",
+    "_listening _meeting _mpi_words _place _plan_size _secret",
     "_elastic _mpi _mpi_roll",
     "_mpi_meeting",
     "_arguments _errors _limits _numerics _one_world _plan _watch",

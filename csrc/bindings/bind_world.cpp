@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <exception>
 #include <optional>
 #include <string>
@@ -19,8 +20,8 @@
 #include "bindings/waiting.h"
 #include "control/control_mesh.h"
 #include "control/farewell.h"
+#include "control/join.h"
 #include "control/launcher.h"
-#include "control/rendezvous.h"
 #include "engine/fork.h"
 #include "group/group.h"
 #include "jax/handlers.h"
@@ -75,33 +76,10 @@ std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
   }
 }
 
-/// The listeners' descriptors become ours.
-std::shared_ptr<OtherHosts> others_from(
-    const std::vector<std::tuple<std::string, int, py::bytes>>& ranks, const py::bytes& secret,
-    const std::vector<int>& listeners) {
-  auto others = std::make_shared<OtherHosts>();
-  for (const int listener : listeners) others->listeners.emplace_back(listener);
-  const std::string_view key(secret);
-  if (key.size() != others->secret.size())
-    throw Error(ErrorCode::invalid_argument,
-                "a job's secret has 32 bytes, not " + std::to_string(key.size()));
-  std::ranges::copy(std::as_bytes(std::span(key)), others->secret.begin());
-  for (const auto& [host, pid, addresses] : ranks) {
-    const auto bytes = std::as_bytes(std::span(std::string_view(addresses)));
-    others->ranks.push_back({host, pid, {bytes.begin(), bytes.end()}});
-  }
-  return others;
-}
-
-std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
-                                  const std::optional<double>& start_timeout,
-                                  const std::string& tuning, const std::string& agree,
-                                  const std::shared_ptr<OtherHosts>& others,
-                                  const std::shared_ptr<MpiPort>& mpi, const py::object& look) {
+/// Before the ranks meet: what this process is told is right.
+void prepare_world(int rank, int size) {
   refuse_in_child();
   const Config config = Config::from_environment();
-  if (others && static_cast<int>(others->ranks.size()) != size)
-    throw Error(ErrorCode::internal, "the table of hosts does not fit the world");
   set_log_rank(size > 1 ? rank : -1);
   set_log_level(log_level_from(config.log_level));
   if (!config.fault.empty()) arm_fault(config.fault, rank);
@@ -109,36 +87,80 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
     for (const std::string& line : unread_variables()) log(LogLevel::warning, line);
   if (!config.algorithm.empty()) require_algorithm_name("FARANDOLE_ALGORITHM", config.algorithm);
   watch_for_forks();
-  Invitation me;
-  me.rank = rank;
-  me.size = size;
-  me.job = job;  // where ranks of one host meet
-  if (others) me.job += ":host " + others->ranks.at(static_cast<size_t>(rank)).host;
-  me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
-  me.settings = agreed_settings(config);
-  me.agree = agree;
-  me.others = others;
-  if (rank == me.holder())
-    me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
-  me.foreign = config.cma == "0"   ? ForeignWish::never
-               : config.cma == "1" ? ForeignWish::always
-                                   : ForeignWish::if_faster;
-  me.interrupted = [&look] {
+}
+
+/// The descriptors become ours.
+std::shared_ptr<HostPeer> peer_of(int rank, const std::string& host, pid_t pid,
+                                  const py::bytes& addresses, const std::vector<int>& cpus,
+                                  int doorbell, int process) {
+  auto peer = std::make_shared<HostPeer>();
+  const auto bytes = std::as_bytes(std::span(std::string_view(addresses)));
+  peer->info = {rank, host, pid, {bytes.begin(), bytes.end()}};
+  for (const int cpu : cpus)
+    if (cpu >= 0 && static_cast<size_t>(cpu) < peer->cpus.size())
+      peer->cpus.set(static_cast<size_t>(cpu));
+  peer->doorbell = Fd(doorbell);
+  peer->process = Fd(process);
+  peer->here = doorbell >= 0;
+  return peer;
+}
+
+std::shared_ptr<Segment> make_host_memory(int ranks, const std::optional<py::bytes>& secret) {
+  std::optional<SegmentSecret> known;
+  if (secret) {
+    const std::string_view key(*secret);
+    known.emplace();
+    if (key.size() != known->size())
+      throw Error(ErrorCode::invalid_argument,
+                  "a job's secret has 32 bytes, not " + std::to_string(key.size()));
+    std::ranges::copy(std::as_bytes(std::span(key)), known->begin());
+  }
+  const size_t asked = Config::from_environment().arena_bytes;
+  return Segment::create(ranks, asked > 0 ? asked : default_arena_bytes(), known);
+}
+
+ForeignWish foreign_wish(const Config& config) {
+  return config.cma == "0"   ? ForeignWish::never
+         : config.cma == "1" ? ForeignWish::always
+                             : ForeignWish::if_faster;
+}
+
+Host enter(Roll roll, const Config& config, Deadline deadline, const py::object& look) {
+  const auto interrupted = [&look] {
     look_for_signals();
     const py::gil_scoped_acquire locked;
     if (!look.is_none()) look();
   };
-  const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
-  Host host = meet(me, deadline);
+  Host host = roll.peers.empty()
+                  ? host_alone(config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes())
+                  : join(std::move(roll), foreign_wish(config), deadline, interrupted);
   host.segment->hide_from_children();
-  log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks, " +
+  log(LogLevel::info, "joined a world of " + std::to_string(host.size()) + " ranks, " +
                           std::to_string(host.ranks_here().size()) + " on this host; " +
-                          std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
+                          std::to_string(host.segment->arena(host.rank).size() >> 20) +
+                          " MiB of arena each");
   if (!host.foreign.preferred)
     log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
         "data are copied through shared memory: " + host.foreign.why_not);
+  return host;
+}
+
+std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<HostPeer>>& peers,
+                                  const std::shared_ptr<Segment>& memory, const std::string& job,
+                                  const std::optional<double>& start_timeout,
+                                  const std::string& tuning,
+                                  const std::optional<std::vector<int>>& listeners,
+                                  const std::shared_ptr<MpiPort>& mpi, const py::object& look) {
+  refuse_in_child();
+  const Config config = Config::from_environment();
+  Roll roll{.rank = rank, .memory = memory, .on_several_hosts = listeners.has_value()};
+  for (const auto& peer : peers) roll.peers.push_back(std::move(*peer));
+  if (listeners)
+    for (const int listener : *listeners) roll.listeners.emplace_back(listener);
+  const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
+  Host host = enter(std::move(roll), config, deadline, look);
   EngineOptions options = engine_options(config);
-  const TuningTable table = table_from(host.handed_out);
+  const TuningTable table = tuning.empty() ? TuningTable{} : table_from(tuning);
   lay_mesh(options, table, config.transport, mpi);
   log(LogLevel::info,
       "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
@@ -224,23 +246,48 @@ py::list settings_here() {
 }  // namespace
 
 void bind_world(py::module_& module) {
+  module.def("prepare_world", &prepare_world, py::arg("rank"), py::arg("size"),
+             "Before the ranks meet: reads the settings, warns of what nobody reads, and raises "
+             "where one is wrong.");
   module.def(
-      "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
-      py::arg("start_timeout") = py::none(), py::arg("tuning") = "", py::arg("agree") = "",
-      py::arg("others") = py::none(), py::arg("mpi") = py::none(), py::arg("look") = py::none(),
+      "open_world", &open_world, py::arg("rank"), py::arg("peers"), py::arg("memory"),
+      py::arg("job"), py::arg("start_timeout") = py::none(), py::arg("tuning") = "",
+      py::arg("listeners") = py::none(), py::arg("mpi") = py::none(), py::arg("look") = py::none(),
       py::call_guard<py::gil_scoped_release>(),
-      "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
-      "as text (tuning.text), the defaults if empty; that of a host's lowest rank holds for all "
-      "there. `agree`: a setting that is refused unless all ranks give the same. `others`: where "
-      "ranks are on several hosts, who they are. `mpi`: what data may go over between them. "
-      "`look`: "
-      "called ten times a second meanwhile; it may raise.");
-  py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
-                                                      "Who the ranks of several hosts are.")
-      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listeners"),
-           "`ranks`: (host, pid, addresses) of each, the addresses one after the other, the best "
-           "ones first; `listeners`: the descriptors of this rank's listening sockets, which are "
-           "closed with the world.");
+      "The group of all ranks that have met. `peers`: of each, by rank, and used up; none: a world "
+      "of one. `memory`: of this host. `tuning`: a table as text (tuning.text), the same on all; "
+      "the defaults if empty. `listeners`: where ranks are on several hosts, the descriptors of "
+      "this rank's listening sockets, which are closed with the world. `mpi`: what data may go "
+      "over between them. `look`: called ten times a second meanwhile; it may raise.");
+  py::class_<Segment, std::shared_ptr<Segment>>(module, "HostMemory",
+                                                "The memory that all ranks of a host map.")
+      .def_static("make", &make_host_memory, py::arg("ranks"), py::arg("secret") = py::none(),
+                  "For all ranks of the job, one arena of FARANDOLE_ARENA_BYTES for each. "
+                  "`secret`: 32 bytes, the job's; made here if there is none.")
+      .def_static(
+          "of", [](int descriptor) { return Segment::attach(Fd(descriptor)); },
+          py::arg("descriptor"), "That another rank of this host has made; closed with it.")
+      .def("fileno", &Segment::fd);
+  py::class_<HostPeer, std::shared_ptr<HostPeer>>(module, "Peer", "A rank, as the others know it.")
+      .def(py::init(&peer_of), py::arg("rank"), py::arg("host"), py::arg("pid"),
+           py::arg("addresses") = py::bytes(), py::arg("cpus") = std::vector<int>{},
+           py::arg("doorbell") = -1, py::arg("process") = -1,
+           "`addresses`: where it listens, one after the other, the best ones first. Of one on "
+           "this host: the processors it may run on, and the descriptors that wake it and are "
+           "readable once it has died.");
+  module.def(
+      "make_doorbell", [] { return make_event_fd().release(); },
+      "A descriptor that wakes this rank.");
+  module.def(
+      "own_process", [] { return own_process().release(); },
+      "A descriptor of this process, readable for others once it has died.");
+  module.def(
+      "errno_error",
+      [](int number, const py::object& call) {
+        errno = number;
+        return python_error(errno_error(text_from(call, "call")));
+      },
+      py::arg("number"), py::arg("call"), "What the kernel refused this process, as an error.");
   module.def(
       "tcp_address",
       [](int socket) {

@@ -36,7 +36,7 @@ std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
   for (int r = 0; r < size; ++r) doorbells.push_back(make_event_fd());
   std::vector<Host> hosts;
   for (int r = 0; r < size; ++r) {
-    Host host{r, {}, segment, {.allowed = true, .preferred = true}, {}};
+    Host host{r, {}, segment, {.allowed = true, .preferred = true}};
     for (int p = 0; p < size; ++p)
       host.peers.push_back(
           {{p, "local", ::getpid(), {}},

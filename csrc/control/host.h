@@ -43,7 +43,6 @@ struct Host {
   std::vector<HostPeer> peers;  // by world rank, this one included
   std::shared_ptr<Segment> segment;
   ForeignAccess foreign;
-  std::string handed_out;               // by rank 0 when the ranks met; the same on all of them
   std::shared_ptr<ControlMesh> mesh{};  // between all ranks of several hosts; null on one
 
   int size() const { return static_cast<int>(peers.size()); }

@@ -3,14 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <optional>
-#include <sstream>
-#include <thread>
 
 #include "base/hash.h"
 
@@ -37,54 +31,10 @@ bool connect_at_once(int fd, const LocalAddress& address) {
   return true;
 }
 
-bool LocalAddress::is_held_silently() const {
-  constexpr unsigned kListening = 1 << 16;  // __SO_ACCEPTCON, in the kernel's table
-  const std::string mine = "@" + std::string(name.sun_path + 1);
-  std::ifstream sockets("/proc/net/unix");
-  for (std::string line; std::getline(sockets, line);) {
-    std::istringstream words(line);
-    std::string number, references, protocol, flags;
-    words >> number >> references >> protocol >> flags;
-    if (line.ends_with(mine)) return (std::strtoul(flags.c_str(), nullptr, 16) & kListening) == 0;
-  }
-  return false;
-}
-
-namespace {
-std::optional<ucred> credentials(int fd) {
+bool same_user(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
-  return peer;
-}
-}  // namespace
-
-bool same_user(int fd) {
-  const auto peer = credentials(fd);
-  return peer && peer->uid == ::geteuid();
-}
-
-pid_t process_behind(int fd) {
-  const auto peer = credentials(fd);
-  return peer ? peer->pid : 0;
-}
-
-bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left(now()));
-    const int timeout = static_cast<int>(std::min<int64_t>(left.count(), 100));
-    const int n = ::poll(fds.data(), fds.size(), timeout);
-    if (n > 0) return true;
-    if (n < 0 && errno == EINVAL) errno = EMFILE;  // more to watch than may be open
-    if (n < 0 && errno != EINTR) throw_errno("poll");
-    interrupted();
-    if (deadline.passed(now())) return false;
-  }
-}
-
-bool readable(int fd, Deadline deadline, const std::function<void()>& interrupted) {
-  pollfd p{fd, POLLIN, 0};
-  return readable({&p, 1}, deadline, interrupted);
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
 }
 
 bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds) {
@@ -103,21 +53,6 @@ bool send_message(int fd, const void* data, size_t bytes, std::span<const int> f
     std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
   return ::sendmsg(fd, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
-}
-
-bool send_patiently(int fd, const void* data, size_t bytes, std::span<const int> fds,
-                    Deadline deadline, const std::function<void()>& interrupted) {
-  constexpr auto kPause = std::chrono::milliseconds(1);
-  const timeval most{0, 100'000};
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
-  while (!send_message(fd, data, bytes, fds)) {
-    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return false;
-    if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_errno("sendmsg");
-    if (deadline.passed(now())) throw_errno("sending to a rank that does not listen");
-    interrupted();
-    std::this_thread::sleep_for(kPause);
-  }
-  return true;
 }
 
 bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds) {

@@ -1,16 +1,13 @@
 // Sockets within one host: abstract UNIX addresses, whole messages, descriptors sent along.
 #pragma once
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/fd.h"
 
 namespace farandole {
@@ -21,8 +18,6 @@ inline constexpr size_t kMostDescriptors = 253;  // what the kernel takes in one
 struct LocalAddress {
   explicit LocalAddress(const std::string& job);
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
-  /// Somebody has it and does not listen.
-  bool is_held_silently() const;
 
   sockaddr_un name{};
   socklen_t length = 0;
@@ -35,21 +30,9 @@ bool connect_at_once(int fd, const LocalAddress& address);
 
 /// Whether the other end was opened by this process's user.
 bool same_user(int fd);
-/// The process that listens at the other end, or opened it.
-pid_t process_behind(int fd);
-
-/// True when one of `fds` becomes readable before the deadline; see their `revents`.
-/// `interrupted` is asked ten times a second, and throws to give up.
-bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted);
-bool readable(int fd, Deadline deadline, const std::function<void()>& interrupted);
 
 /// One message with at most kMostDescriptors descriptors; false when the peer is gone.
 bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds = {});
-
-/// The same, as soon as the other end and the kernel take it: descriptors on their way are limited,
-/// too. False when the peer is gone. Throws Error(resource) at the deadline.
-bool send_patiently(int fd, const void* data, size_t bytes, std::span<const int> fds,
-                    Deadline deadline, const std::function<void()>& interrupted);
 
 /// One message of exactly `bytes`, with its descriptors; false when the peer is gone or sent
 /// something else. Throws Error(resource) where this process cannot take the descriptors.

@@ -9,27 +9,30 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _elastic, _listening, _mpi, _mpi_meeting, _place, _secret, _store
-from farandole._core import Error, InvalidArgument, RendezvousError, VersionMismatch
+from farandole import _core, _elastic, _listening, _meeting, _mpi, _mpi_meeting, _place, _secret
+from farandole._core import Error, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
 from farandole._limits import setting
+from farandole._meeting import KeyValueStore
 from farandole._mpi import Ranks
-from farandole._store import KeyValueStore
 
 _HINT_AFTER = 1.0  # seconds, in which ranks of one host come as a rule
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The world as its ranks found it; ``others`` and ``port`` are what the core takes."""
+    """The world as its ranks found it."""
 
-    others: _core.OtherHosts
+    table: list[dict[str, Any]]  # what each rank says of itself
+    hosts: list[str]  # of each rank; the same for those that share one
+    secret: bytes  # the job's
+    listeners: list[socket.socket]  # of this rank's own addresses
     port: _core.MpiPort | None  # where data go over MPI
     job: str  # the same on all ranks
     tuning: str
@@ -37,7 +40,7 @@ class Measured:
     local_size: int
     cross_rank: int
     cross_size: int
-    line: _store.Line  # to say that this rank cannot connect to the others
+    line: _meeting.Line  # to say that this rank cannot connect to the others
 
 
 @dataclass(frozen=True)
@@ -76,26 +79,22 @@ def meet(
         InvalidArgument: the ranks share no memory, and FARANDOLE_TRANSPORT says that data go over
             shared memory.
     """
-    until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
-    nobodys = secrets.token_bytes(_secret.BYTES)
-    who = "" if among is None else among.ranks
-    warnings = _warnings(rank)
-    meeting = _store.Meeting(
-        rank, size, address, port, nobodys, until, who, (), *warnings, _elastic.look
-    )
-    mine = _who(rank, size)
+    mine = _meeting.who(rank, size)
+    meeting = started(rank, range(size), timeout, "" if among is None else among.ranks)
+    place = _meeting.MasterPort(address, port)
     try:
         with _mpi_meeting.meeting(ranks):
             secret, is_made_here = _secret.find(may_be_made=ranks is not None)
             meeting = replace(meeting, secret=secret)
-            others = address if ranks is None else _way_to_others(ranks, until)
+            others = address if ranks is None else _way_to_others(ranks, mine, meeting.until)
             listeners = _listening.listen(others, avoid=port)
-            started = (rank, size) if among is None else (among.rank, among.size)
-            mine |= _words(job, named, agree, listeners, _identity(*started))
+            numbers = (rank, size) if among is None else (among.rank, among.size)
+            mine |= _words(job, named, agree, listeners, _identity(*numbers))
             mine["knows"] = "none" if is_made_here else _secret.shown(secret)
     except Error as error:
         if ranks is None:
-            _say_why(meeting, mine | {"failed": str(error)}, job, store)
+            failed = _meeting.told_of(_meeting.could_not_meet(mine, error))
+            _say_why(meeting, place, mine | {"failed": failed}, job, store)
         raise
     if rank == 0:
         mine["world"] = secrets.token_hex(8)
@@ -103,137 +102,94 @@ def meet(
         mine["secret"] = secrets.token_hex(_secret.BYTES) if is_made_here else ""
     if ranks is not None:
         mine |= _mpi.threads()
-        met = _mpi_meeting.exchange(ranks, mine, _objection, until)
-    elif (store := store or _store.torchruns(meeting)) is not None:
-        met = _store.exchange_in(store, _place_in_store(job), meeting, mine, _objection)
+        met = _mpi_meeting.exchange(ranks, mine, _meeting.objection, meeting.until)
+    elif (store := store or _meeting.torchruns(meeting, place)) is not None:
+        met = _meeting.exchange_in(store, _place_in_store(job), meeting, mine, _meeting.objection)
     elif not port:
         raise RendezvousError(
             f"{size} ranks may be on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
             "the host of rank 0 and MASTER_PORT to a free port there"
         )
     else:
-        meeting = replace(meeting, at=_listening.receiving_at(address))
-        met = _store.exchange(meeting, mine, _objection)
+        place = replace(place, at=_listening.receiving_at(address))
+        met = _meeting.exchange(meeting, place, mine, _meeting.objection)
     if is_made_here:
         secret = bytes.fromhex(met.table[0]["secret"])
     return _measured(met, rank, secret, listeners, ranks)  # refused by all, if at all
 
 
+def started(
+    rank: int, ranks: Sequence[int], timeout: float | None, among: str = "",
+    look: Callable[[], None] = _elastic.look,
+) -> _meeting.Meeting:  # fmt: skip
+    """A meeting of these ranks that begins now."""
+
+    def warn(text: str) -> None:
+        if setting("FARANDOLE_LOG") != "error":
+            print(f"farandole rank {rank}: warning: {text}", file=sys.stderr, flush=True)
+
+    if timeout is None:
+        timeout = float(setting("FARANDOLE_START_TIMEOUT"))
+    nobodys = secrets.token_bytes(_secret.BYTES)
+    after = float(setting("FARANDOLE_WARN_AFTER"))
+    until = time.monotonic() + timeout
+    return _meeting.Meeting(rank, ranks, until, nobodys, among, warn, after, look)
+
+
 def _say_why(
-    meeting: _store.Meeting, failed: dict[str, Any], job: str, store: KeyValueStore | None
-) -> None:
+    meeting: _meeting.Meeting, place: _meeting.MasterPort, failed: dict[str, Any], job: str,
+    store: KeyValueStore | None,
+) -> None:  # fmt: skip
     """Tells the others, who need not wait for this rank; without the secret it only knocks."""
-    until = min(meeting.until, time.monotonic() + _store.FAREWELL)
+    until = min(meeting.until, time.monotonic() + _meeting.FAREWELL)
+    objection = _meeting.objection
     with suppress(RuntimeError):  # they may not be there yet, or have failed, too
         meeting = replace(meeting, until=until)
-        store = store or _store.torchruns(meeting)
+        store = store or _meeting.torchruns(meeting, place)
         if store is not None:
-            _store.exchange_in(store, _place_in_store(job), meeting, failed, _objection)
-        elif meeting.port:
-            at = _listening.receiving_at(meeting.address)
-            _store.exchange(replace(meeting, at=at), failed, _objection)
+            _meeting.exchange_in(store, _place_in_store(job), meeting, failed, objection)
+        elif place.port:
+            place = replace(place, at=_listening.receiving_at(place.address))
+            _meeting.exchange(meeting, place, failed, objection)
 
 
 def _place_in_store(job: str) -> str:
     return f"farandole/{job}"
 
 
-def _warnings(rank: int) -> tuple[Callable[[str], None], float]:
-    """How this rank warns, as the core does, and after how many seconds that others are missing."""
-
-    def warn(text: str) -> None:
-        if setting("FARANDOLE_LOG") != "error":
-            print(f"farandole rank {rank}: warning: {text}", file=sys.stderr, flush=True)
-
-    return warn, float(setting("FARANDOLE_WARN_AFTER"))
-
-
-def _who(rank: int, size: int) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "size": size,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "version": _core.__version__,
-        "python": _interpreter(),
-    }
-
-
-def _interpreter() -> str:
-    return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
-
-
 def _words(
     job: str, named: str, agree: str, listeners: list[socket.socket], identity: str
 ) -> dict[str, Any]:  # fmt: skip
-    return {
+    return _meeting.alike(agree) | {
         "identity": identity,
         "addresses": b"".join(_core.tcp_address(each.fileno()) for each in listeners).hex(),
-        "wire": dict(_core.wire_format()),
-        "split": os.environ.get("FARANDOLE_SPLIT_HOSTS", ""),
-        "settings": _core.agreed_settings(),
-        "agree": agree,
         "job": job,
         "named": named,
     }
 
 
-def _objection(table: list[dict[str, Any]]) -> Error | None:
-    first = table[0]
-    for words in table:
-        who = _store.name_of(words)
-        if why := words.get("failed"):
-            return RendezvousError(f"{who} cannot join: {why}")
-        for both, kind in ((_of_the_build, VersionMismatch), (_of_the_job, RendezvousError)):
-            for (what, theirs), (_, ours) in zip(both(words), both(first), strict=True):
-                if theirs != ours and None not in (theirs, ours):
-                    return kind(
-                        f"{who} has {what} [{theirs}], rank {first['rank']} on {first['host']} has "
-                        f"[{ours}]"
-                    )
-    return None
-
-
-def _of_the_build(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What all ranks must have, one after the other: another version has no word for some."""
-    yield "farandole", words["version"]
-    yield "the Python", words.get("python")  # what one pickles, another may not read
-    for what, value in words["wire"].items():
-        yield f"the {what}", value
-
-
-def _of_the_job(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same. None: this rank does not know."""
-    yield "the secret of its job", words.get("knows")
-    yield "the job", words["named"] or None
-    yield "a world of", words["size"]
-    yield "FARANDOLE_SPLIT_HOSTS", words["split"]
-    for text in words["settings"].split(", "):
-        name, _, value = text.partition("=")
-        yield name, value
-    yield "agree", words["agree"]
-
-
 def _measured(
-    met: _store.Met, rank: int, secret: bytes, listeners: list[socket.socket], of: Ranks | None
+    met: _meeting.Met, rank: int, secret: bytes, listeners: list[socket.socket], of: Ranks | None
 ) -> Measured:
     table = met.table
     identities = [words["identity"] for words in table]
     hosts = list(dict.fromkeys(identities))  # numbered in the order of their lowest ranks
     names = _names([table[identities.index(identity)]["host"] for identity in hosts])
     here = [r for r, identity in enumerate(identities) if identity == identities[rank]]
-    ranks = [
-        (names[hosts.index(words["identity"])], words["pid"], bytes.fromhex(words["addresses"]))
-        for words in table
-    ]
     local_rank = here.index(rank)
     if len(hosts) > 1 and setting("FARANDOLE_TRANSPORT") == "shm":
         raise InvalidArgument(
             f"FARANDOLE_TRANSPORT=shm, and the ranks are on {len(hosts)} hosts, which share no "
             "memory; unset it, and data go over shared memory within hosts alone"
         )
+    if len(hosts) == 1:
+        for listener in listeners:
+            listener.close()
     return Measured(
-        _core.OtherHosts(ranks, secret, [each.detach() for each in listeners]),
+        table,
+        [names[hosts.index(identity)] for identity in identities],
+        secret,
+        listeners,
         None if of is None else _port(of, table, len(hosts)),
         f"{table[0]['job']}:{table[0]['world']}",
         table[0]["tuning"],
@@ -295,10 +251,6 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _start_timeout() -> float:
-    return float(setting("FARANDOLE_START_TIMEOUT"))
-
-
 # ---- where rank 0 is ----
 
 
@@ -339,10 +291,10 @@ def _is_elsewhere(address: str) -> bool:
     return False
 
 
-def _way_to_others(ranks: Ranks, until: float) -> str:
+def _way_to_others(ranks: Ranks, mine: dict[str, Any], until: float) -> str:
     """A name on the other side of the network, for ranks that were given none."""
     if master := os.environ.get("MASTER_ADDR"):
         return master
-    mine = _who(ranks.rank, ranks.size) | {"boot": boot_id()}
+    mine = mine | {"boot": boot_id()}
     met = _mpi_meeting.exchange(ranks, mine, lambda _: None, until)
     return next((w["host"] for w in met.table if w["boot"] != mine["boot"]), "127.0.0.1")

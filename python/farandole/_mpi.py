@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole import _core
 from farandole._core import InvalidArgument, RendezvousError
-from farandole._store import name_of
+from farandole._meeting import name_of
 from farandole._words import type_of
 
 _GIVE_WAY = 1.0  # seconds

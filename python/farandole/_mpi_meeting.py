@@ -12,10 +12,10 @@ from typing import Any
 
 from farandole import _core, _mpi
 from farandole._core import Error, RendezvousError
+from farandole._meeting import Met, could_not_meet, error_in, line, told_of
 from farandole._mpi import Ranks
 from farandole._mpi_roll import Roll
 from farandole._mpi_words import LOOK, Words, begin, finish, hear
-from farandole._store import Met, line, name_of, refusal, refused
 from farandole._tables import listed
 
 Check = Callable[[list[Words]], Error | None]
@@ -64,7 +64,7 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
             who = f"{listed('rank', missing)} of the communicator"
             raise RendezvousError(f"{who} did not come in time; look at the logs")
     if answer["refused"]:
-        raise refused(answer)
+        raise error_in(answer["refused"])
     until += _GRACE if ranks.rank == 0 else 2 * _GRACE  # rank 0 says who is late
     return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until))
 
@@ -102,14 +102,15 @@ def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Wo
         told[words["rank"]] = words
     table = [words for _, words in sorted(told.items())]
     missing = [r for r in range(size) if r not in told]
-    answer = refusal(None if missing else check(table)) | {"missing": missing, "ranks": table}
+    why = None if missing else check(table)
+    answer = {"refused": why and told_of(why), "missing": missing, "ranks": table}
     for answering in [begin(ours, answer, r, _ANSWERED) for r in told if r != 0]:
         finish(answering, until + _GRACE, "a rank does not take what rank 0 has found")
     return answer
 
 
 class _Line:
-    """The line that stays while ranks connect to each other (_store/line.py). A rank that fails
+    """The line that stays while ranks connect to each other (_meeting/line.py). A rank that fails
     calls nothing of MPI any more but for these words. MPI tells nobody of a death: processes of
     this host are looked at."""
 
@@ -129,29 +130,27 @@ class _Line:
             self._awaited.discard(words["rank"])
             if why := words["failed"]:
                 if self._rank == 0:
-                    why = line.failed(name_of(self._table[words["rank"]]), why)
                     self._tell(why)
                 self._over = True
-                raise RendezvousError(why)
+                raise error_in(why)
         if not self._over and time.monotonic() >= self._next_look:
             self._look_at_processes()
 
-    def fail(self, why: str) -> None:
-        if self._over:
-            return
-        self._tell(line.failed(name_of(self._table[0]), why) if self._rank == 0 else why)
-        self._over = True
+    def fail(self, why: BaseException) -> Error:
+        error = could_not_meet(self._table[self._rank], why)
+        self._give_up_with(error)
+        return error
 
     def end(self) -> None:
         if self._rank != 0:
-            self._tell("")
+            self._tell(None)
         while self._awaited:
             self.look()
             if self._awaited and time.monotonic() >= self._until:
                 self._give_up(line.is_silent(sorted(self._awaited)))
             time.sleep(LOOK)
         if self._rank == 0:
-            self._tell("")
+            self._tell(None)
         self._over = True
 
     def _look_at_processes(self) -> None:
@@ -159,20 +158,27 @@ class _Line:
         before, self._gone = self._gone, next(filter(_has_ended, self._of_this_host()), None)
         self._next_look = time.monotonic() + _LIVES
         if self._gone is not None and self._gone is before:
-            self._give_up(line.ended(name_of(self._gone)))
+            self._give_up(line.ended(self._gone))
 
     def _of_this_host(self) -> Iterator[Words]:
         here = self._table[self._rank]["identity"]
         return (words for words in self._table if words["identity"] == here)
 
-    def _give_up(self, why: str) -> None:
-        self.fail(why)
-        raise RendezvousError(why)
+    def _give_up(self, why: Error) -> None:
+        self._give_up_with(why)
+        raise why
 
-    def _tell(self, why: str) -> None:
+    def _give_up_with(self, why: Error) -> None:
+        if not self._over:
+            self._tell(told_of(why))
+        self._over = True
+
+    def _tell(self, why: Words | None) -> None:
         words = {"rank": self._rank, "failed": why}
         until = time.monotonic() + _GRACE
-        for telling in [begin(self._ours, words, rank, _LATER) for rank in self._others]:
+        gone = None if self._gone is None else self._gone["rank"]  # it takes nothing
+        others = [rank for rank in self._others if rank != gone]
+        for telling in [begin(self._ours, words, rank, _LATER) for rank in others]:
             with suppress(RendezvousError):  # it may have ended
                 finish(telling, until, "a rank does not take this one's word")
 

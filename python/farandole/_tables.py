@@ -47,3 +47,14 @@ def counted(number: int, noun: str) -> str:
 def listed(noun: str, numbers: Sequence[int]) -> str:
     """As "rank 2" or "ranks 0, 2"."""
     return f"{noun}{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def in_runs(numbers: Sequence[int]) -> str:
+    """Ascending ones, as "2, 4-5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

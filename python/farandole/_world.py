@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _elastic, _endings, _hosts, _mpi, _mpi_meeting, _place, _store
+from farandole import _core, _elastic, _endings, _hosts, _meeting, _mpi, _mpi_meeting, _place
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import (
     Error,
@@ -23,8 +24,9 @@ from farandole._core import (
     RendezvousError,
 )
 from farandole._launchers import VARIABLES
+from farandole._meeting import KeyValueStore
+from farandole._meeting.here import meet_here
 from farandole._mpi import Ranks
-from farandole._store import KeyValueStore
 from farandole._watch import Watch
 from farandole._world_place import Place, find_place, narrowed
 
@@ -46,7 +48,6 @@ __all__ = [
 Group = _core.Group
 
 _MOST_IN_VAIN = 3  # worlds of an elastic job
-_MOST_AGREED = 200  # bytes: csrc/control/rendezvous.h
 
 
 class _State:
@@ -150,8 +151,6 @@ def init(
     _refuse_bytes()
     if timeout is not None and not timeout >= 0:
         raise InvalidArgument(f"init(): timeout is {timeout}; it is a number of seconds, 0 or more")
-    if len(agree.encode()) > _MOST_AGREED:
-        raise InvalidArgument(f"agree has {len(agree.encode())} bytes, more than {_MOST_AGREED}")
     if _elastic.is_elastic():
         _elastic.refuse_place(
             rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job,
@@ -271,13 +270,16 @@ def _opened(
     place: Place, timeout: float | None, table: str, agree: str, elsewhere: _hosts.Measured | None
 ) -> Group:
     """Raises on every rank what one of them has met with."""
-    arguments = (place.rank, place.size, place.job, timeout, table, agree)
     if elsewhere is None:
-        return _core.open_world(*arguments, look=lambda: _look(place.hint))
-    others = elsewhere.others if elsewhere.cross_size > 1 else None
+        _core.prepare_world(place.rank, place.size)
+        look = partial(_look, place.hint)
+        if place.size == 1:
+            return _core.open_world(place.rank, [], None, place.job, timeout, table, look=look)
+        return _joined(place, timeout, table, agree, None, look)
     line = elsewhere.line
-    with _store.told(line):
-        group = _core.open_world(*arguments, others, elsewhere.port, lambda: _look(line))
+    with _meeting.told(line):
+        _core.prepare_world(place.rank, place.size)
+        group = _joined(place, timeout, table, agree, elsewhere, partial(_look, line))
         try:
             line.end()
         except BaseException:
@@ -286,7 +288,33 @@ def _opened(
     return group
 
 
-def _look(line: _store.Line | _hosts.Hint | None) -> None:
+def _joined(
+    place: Place, timeout: float | None, table: str, agree: str, elsewhere: _hosts.Measured | None,
+    look: Callable[[], None],
+) -> Group:  # fmt: skip
+    """Once those of this host have met, too."""
+    several = elsewhere if elsewhere is not None and elsewhere.cross_size > 1 else None
+    ranks: Sequence[int] = range(place.size)
+    job, port = place.job, None if elsewhere is None else elsewhere.port
+    if several is not None:
+        name = several.hosts[place.rank]
+        ranks, job = [r for r in ranks if several.hosts[r] == name], f"{job}:host {name}"
+    mine = _meeting.who(place.rank, place.size) | _meeting.alike(agree) | {"tuning": table}
+    secret = None if several is None else several.secret
+    meeting = _hosts.started(place.rank, ranks, timeout, look=look)
+    here = meet_here(replace(meeting, secret=b""), job, place.size, mine, secret)
+    tuning = here.table[0]["tuning"]
+    if several is None:
+        peers, listeners = here.peers(here.table, ["local"] * place.size), None
+    else:
+        peers = here.peers(several.table, several.hosts)
+        listeners = [each.detach() for each in several.listeners]
+    return _core.open_world(
+        place.rank, peers, here.memory, place.job, timeout, tuning, listeners, port, look
+    )
+
+
+def _look(line: _meeting.Line | _hosts.Hint | None) -> None:
     """While ranks meet and connect: raises what another one has met with."""
     if line is not None:
         line.look()

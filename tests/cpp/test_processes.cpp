@@ -1,12 +1,17 @@
 // Ranks that are processes, as a user's are: on one segment, and in each other's memory.
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 #include <string>
 #include <vector>
 
 #include "checked_collective.h"
-#include "control/rendezvous.h"
+#include "control/join.h"
 
 using namespace farandole;
 using testing::CheckedCollective;
@@ -14,8 +19,40 @@ using testing::patience;
 
 namespace {
 
-void compute_everything(const std::string& job, int rank, int size) {
-  Host host = meet({rank, size, job, 16 << 20, "level=x"}, patience());
+/// What processes of one host have before they are forked.
+struct Meeting {
+  explicit Meeting(int size)
+      : memory(Segment::create(size, 16 << 20)),
+        pids(static_cast<std::atomic<pid_t>*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    for (int r = 0; r < size; ++r) doorbells.push_back(make_event_fd());
+  }
+  ~Meeting() { ::munmap(pids, 4096); }
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+
+  Roll roll_of(int rank) {
+    Roll roll{.rank = rank, .memory = memory};
+    pids[rank].store(::getpid());
+    for (int r = 0; r < memory->ranks(); ++r) {
+      while (pids[r].load() == 0) std::this_thread::yield();
+      const auto process = ::syscall(SYS_pidfd_open, pids[r].load(), 0);
+      roll.peers.push_back({{r, "local", pids[r].load(), {}},
+                            usable_cpus(),
+                            copy_of(doorbells[static_cast<size_t>(r)]),
+                            Fd(static_cast<int>(checked(process, "pidfd_open")))});
+    }
+    return roll;
+  }
+
+  std::shared_ptr<Segment> memory;
+  std::atomic<pid_t>* pids;  // by rank, in memory of all
+  std::vector<Fd> doorbells;
+};
+
+void compute_everything(Meeting& meeting, int rank) {
+  const int size = meeting.memory->ranks();
+  Host host = join(meeting.roll_of(rank), ForeignWish::if_faster, patience(), [] {});
   const auto group = Group::world(
       std::make_shared<Engine>(std::move(host), testing::engine_options(ProgressMode::automatic)),
       {}, patience());
@@ -32,11 +69,11 @@ void compute_everything(const std::string& job, int rank, int size) {
 }
 
 /// Its exit status is 0 where all was right.
-pid_t forked_rank(const std::string& job, int rank, int size) {
+pid_t forked_rank(Meeting& meeting, int rank) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   try {
-    compute_everything(job, rank, size);
+    compute_everything(meeting, rank);
   } catch (const std::exception& error) {
     testing::fail(__FILE__, __LINE__, "rank " + std::to_string(rank) + ": " + error.what());
   }
@@ -48,9 +85,9 @@ pid_t forked_rank(const std::string& job, int rank, int size) {
 TEST(processes_as_ranks_compute_every_collective) {
   for (const int size : {2, 3}) {
     const testing::Note note("size ", size);
-    const std::string job = "processes " + std::to_string(::getpid()) + " " + std::to_string(size);
+    Meeting meeting(size);
     std::vector<pid_t> ranks;
-    for (int rank = 0; rank < size; ++rank) ranks.push_back(forked_rank(job, rank, size));
+    for (int rank = 0; rank < size; ++rank) ranks.push_back(forked_rank(meeting, rank));
     for (const pid_t rank : ranks) {
       int status = -1;
       ::waitpid(rank, &status, 0);

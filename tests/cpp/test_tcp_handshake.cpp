@@ -16,7 +16,7 @@ using Bytes = std::vector<std::byte>;
 using Alter = std::function<void(Bytes&)>;
 
 constexpr TcpLane kLane{.dialer = 1, .listener = 2, .stream_key = 0x1122334455667788, .lane = 3};
-constexpr int kRanks = 4;
+constexpr int kRanksOfJob = 4;
 
 std::array<std::byte, 32> secret_of(int job) {
   std::array<std::byte, 32> secret{};
@@ -46,7 +46,7 @@ void carry(TcpHandshake& from, TcpHandshake& to, Bytes& pipe, const Alter& alter
 
 struct Talk {
   TcpHandshake dialer = TcpHandshake::dial(kLane, kSecret);
-  TcpHandshake listener = TcpHandshake::listen(kLane.listener, kRanks, kSecret);
+  TcpHandshake listener = TcpHandshake::listen(kLane.listener, kRanksOfJob, kSecret);
 
   /// `hello`, `answer` and `proof` may change what travels.
   void run(const Alter& hello = {}, const Alter& answer = {}, const Alter& proof = {}) {
@@ -135,7 +135,7 @@ TEST(tcp_handshake_tells_a_dialer_of_another_version_what_the_listener_has) {
   carry(talk.dialer, talk.listener, there, flip(8));
   CHECK(talk.listener.refusal());
   CHECK_EQUAL(talk.listener.to_send().size(), 112U);
-  TcpHandshake stranger = TcpHandshake::listen(2, kRanks, kSecret);
+  TcpHandshake stranger = TcpHandshake::listen(2, kRanksOfJob, kSecret);
   Bytes garbage(80, std::byte{'G'});
   stranger.take(garbage);
   CHECK(stranger.refusal());
@@ -182,7 +182,7 @@ TEST(tcp_handshake_refuses_who_has_another_jobs_secret) {
   CHECK(dials.dialer.refusal()->code() == ErrorCode::authentication);
   CHECK(!dials.listener.agreed());
   Talk listens;
-  listens.listener = TcpHandshake::listen(2, kRanks, kOther);
+  listens.listener = TcpHandshake::listen(2, kRanksOfJob, kOther);
   listens.run();
   CHECK_EQUAL(listens.dialer.refusal()->where().field, "proof");
   CHECK(!listens.listener.agreed());
@@ -210,7 +210,7 @@ TEST(tcp_handshake_refuses_what_was_said_before) {
   first.run(record(hello), record(answer), record(proof));
   CHECK(first.listener.agreed());
 
-  TcpHandshake listener = TcpHandshake::listen(2, kRanks, kSecret);
+  TcpHandshake listener = TcpHandshake::listen(2, kRanksOfJob, kSecret);
   listener.take(hello);
   CHECK(taken(listener) != answer);
   listener.take(proof);
@@ -244,7 +244,7 @@ TEST(tcp_handshake_lets_no_garbage_in) {
   std::mt19937 random(kSeed);
   for (int round = 0; round < 2000; ++round) {
     const testing::Note note("seed ", kSeed, ", round ", round);
-    TcpHandshake listener = TcpHandshake::listen(2, kRanks, kSecret);
+    TcpHandshake listener = TcpHandshake::listen(2, kRanksOfJob, kSecret);
     TcpHandshake dialer = TcpHandshake::dial(kLane, kSecret);
     Bytes hello = taken(dialer);
     for (int i = 0; i < 1 + round % 5; ++i)

@@ -186,7 +186,7 @@ def test_two_steps_of_slurm_at_one_port_are_told(spawn: Spawn) -> None:
     job = each[0]["SLURM_JOB_ID"]
     for o in world.outcomes():
         assert o.error == "RendezvousError", o.trace
-        assert f"has the job [{job},7], rank 0 on " in o.verdict
+        assert f"has the job [{job},7], rank 0 (pid " in o.verdict
         assert o.verdict.endswith(f"has [{job},0]")
 
 

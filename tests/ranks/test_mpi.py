@@ -471,7 +471,7 @@ def test_a_secret_that_one_rank_alone_has_is_named(mpi: Mpi) -> None:
     for o in told:
         assert o.error == "RendezvousError", o.trace
         assert o.text.startswith("rank 1 (pid ")
-        assert "has the secret of its job [none], rank 0 on " in o.text
+        assert "has the secret of its job [none], rank 0 (pid " in o.text
 
 
 def gives_up_in_the_middle() -> None:

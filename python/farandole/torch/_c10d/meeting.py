@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from farandole import _core, _hosts, _store, _world
+from farandole import _core, _hosts, _meeting, _world
 from farandole._core import RendezvousError
 from farandole._tables import listed
 from farandole._world import Group
@@ -56,14 +56,14 @@ def _my_post() -> _Post:
 
 def _exchange(store: Any, rank: int, size: int, mine: _Post, timeout: timedelta) -> list[_Post]:
     until = time.monotonic() + timeout.total_seconds()
-    meeting = _store.Meeting(
-        rank, size, "", 0, b"", until,
+    meeting = _meeting.Meeting(
+        rank, range(size), until,
         warn=lambda text: _log.warning("%s%s", text, _ADVICE),
         warn_after=_PATIENCE.total_seconds(),
     )  # fmt: skip
-    words = {"rank": rank, "post": asdict(mine)}
+    words = _meeting.who(rank, size) | {"post": asdict(mine)}
     try:
-        met = _store.meet_in(store, "farandole", meeting, words, lambda _: None)
+        met = _meeting.meet_in(store, "farandole", meeting, words, lambda _: None)
     except RendezvousError as error:
         raise RendezvousError(
             f"the ranks did not make the process group within {timeout.total_seconds():g} s: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import threading
 import time
@@ -10,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from farandole._core import RendezvousError
-from farandole._store.line import failed, is_silent
-from farandole._store.meeting import GRACE, Check, Meeting, Met, Reminder, Words, name_of
-from farandole._store.rounds import KeyValueStore, meet_in
-from farandole._store.talk import LOOK
+from farandole._core import Error, RendezvousError
+from farandole._meeting.connection import LOOK
+from farandole._meeting.errors import Words, could_not_meet, error_in, told_of
+from farandole._meeting.line import is_silent
+from farandole._meeting.meeting import GRACE, Check, Meeting, Met, Reminder
+from farandole._meeting.places import MasterPort
+from farandole._meeting.rounds import KeyValueStore, meet_in
 
 _PAUSE = 0.01
 
@@ -29,7 +32,7 @@ def exchange_in(
     """
     key, table = meet_in(store, name, meeting, mine, check)
     until = meeting.until + (GRACE if meeting.rank == 0 else 2 * GRACE)  # rank 0 says who is late
-    return Met(table, InStore(store, key, name_of(mine), meeting.rank, meeting.size, until))
+    return Met(table, InStore(store, key, mine, len(table), until))
 
 
 @contextmanager
@@ -49,7 +52,7 @@ def _reminding(meeting: Meeting, text: Callable[[], str]) -> Iterator[None]:
         done.set()
 
 
-def torchruns(meeting: Meeting) -> KeyValueStore | None:
+def torchruns(meeting: Meeting, place: MasterPort) -> KeyValueStore | None:
     """The store that torchrun keeps at MASTER_PORT; None where no torchrun does.
 
     Raises:
@@ -59,11 +62,11 @@ def torchruns(meeting: Meeting) -> KeyValueStore | None:
         return None
     distributed = importlib.import_module("torch.distributed")  # torchrun's own package
     left = timedelta(seconds=max(1.0, meeting.until - time.monotonic()))
-    why = f"rank {meeting.rank} does not reach torchrun's store at {meeting.place}"
+    why = f"rank {meeting.rank} does not reach torchrun's store {place}"
     try:
         with _reminding(meeting, lambda: why):
             store: KeyValueStore = distributed.TCPStore(
-                meeting.address, meeting.port, is_master=False, timeout=left
+                place.address, place.port, is_master=False, timeout=left
             )
     except RuntimeError as error:
         raise RendezvousError(
@@ -76,25 +79,30 @@ class InStore:
     """The line (line.py) in a store, where all of them look."""
 
     def __init__(
-        self, store: KeyValueStore, name: str, mine: str, rank: int, size: int, until: float
-    ):
+        self, store: KeyValueStore, name: str, mine: Words, size: int, until: float
+    ) -> None:
         self._store = store
         self._name = name
         self._mine = mine
-        self._rank = rank
-        self._ranks = range(1, size) if rank == 0 else range(0)
+        self._rank: int = mine["rank"]
+        self._ranks = range(1, size) if self._rank == 0 else range(0)
         self._until = until
         self._over = False
 
     def look(self) -> None:
         if not self._over and self._is_set("failed"):
             self._over = True
-            raise RendezvousError(self._store.get(f"{self._name}/failed").decode())
+            raise error_in(json.loads(self._store.get(f"{self._name}/failed")))
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: BaseException) -> Error:
+        error = could_not_meet(self._mine, why)
+        self._tell(error)
+        return error
+
+    def _tell(self, why: Error) -> None:
         if not self._over:
             self._over = True
-            self._set("failed", failed(self._mine, why))
+            self._set("failed", json.dumps(told_of(why)))
 
     def end(self) -> None:
         missing = [f"met/{r}" for r in self._ranks] or ["met"]
@@ -103,8 +111,8 @@ class InStore:
             self.look()
             if time.monotonic() >= self._until:
                 why = is_silent([r for r in self._ranks if f"met/{r}" in missing] or [0])
-                self.fail(why)
-                raise RendezvousError(why)
+                self._tell(why)
+                raise why
             time.sleep(_PAUSE)
         if self._rank == 0:
             self._set("met", "")

@@ -1,21 +1,21 @@
 """A line that stays while ranks connect to each other, once all have met: one that cannot reach
 another says so, and nobody waits for it until the deadline.
 
-It ends as whoever keeps it, rank 0 as a rule, has heard of all others that they are connected, and
-tells them: so there is a world on all ranks, or on none.
+It ends as whoever keeps it, the first rank as a rule, has heard of all others that they are
+connected, and tells them: so there is a world on all ranks, or on none.
 """
 
 from __future__ import annotations
 
 import select
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from farandole._core import Error, RendezvousError
-from farandole._store.talk import LOOK, POLITE, hear, send
+from farandole._meeting.connection import LOOK, POLITE, Connection
+from farandole._meeting.errors import Words, about, could_not_meet, error_in, name_of, told_of
 from farandole._tables import listed
 
 _WORDS = 0.1  # seconds that words may need which were sent before what they explain
@@ -25,16 +25,16 @@ class Line(Protocol):
     """Of one rank. Nothing of it blocks for long but ``end``."""
 
     def look(self) -> None:
-        """Raises RendezvousError where another rank has failed."""
+        """Raises what another rank has failed with."""
 
-    def fail(self, why: str) -> None:
-        """This rank has; a second time nothing is said."""
+    def fail(self, why: BaseException) -> Error:
+        """This rank has, as all are told; a second time nothing is said."""
 
     def end(self) -> None:
         """This rank is connected to all others, and waits until all are.
 
         Raises:
-            RendezvousError: one of them has failed, or says nothing.
+            Error: what one of them has failed with, or RendezvousError: it says nothing.
         """
 
 
@@ -48,7 +48,7 @@ def told(line: Line | None) -> Iterator[None]:
         if line is not None:
             if isinstance(error, Error):
                 _hear_the_cause(line)
-            line.fail(error.verdict if isinstance(error, Error) else repr(error))
+            line.fail(error)
         raise
 
 
@@ -59,36 +59,34 @@ def _hear_the_cause(line: Line) -> None:
         time.sleep(_WORDS / 10)
 
 
-def failed(who: str, why: str) -> str:
-    return f"{who} could not connect to all others: {why}"
+def ended(who: Words) -> Error:
+    return about(who, RendezvousError, f"{name_of(who)} ended before it had met all others")
 
 
-def ended(who: str) -> str:
-    return f"{who} ended before it had met all others"
-
-
-def is_silent(ranks: list[int]) -> str:
-    return f"{listed('rank', ranks)} did not connect to all others in time"
+def is_silent(ranks: list[int]) -> RendezvousError:
+    return RendezvousError(f"{listed('rank', ranks)} did not connect to all others in time")
 
 
 class Keeper:
     """Of who has received the others."""
 
     def __init__(
-        self, mine: str, guests: Mapping[int, socket.socket], names: Mapping[int, str], until: float
+        self, mine: Words, guests: Mapping[int, Connection], table: list[Words], until: float
     ) -> None:
-        """`mine`, `names`: how ranks are called."""
+        """`table`: of all ranks."""
         self._mine = mine
         self._guests = dict(guests)  # none, once it is over
         self._connected = set[int]()
-        self._names = names
+        self._words = {words["rank"]: words for words in table}
         self._until = until
 
     def look(self) -> None:
         self._look(0)
 
-    def fail(self, why: str) -> None:
-        self._tell_all({"failed": failed(self._mine, why)})
+    def fail(self, why: BaseException) -> Error:
+        error = could_not_meet(self._mine, why)
+        self._tell_all({"failed": told_of(error)})
+        return error
 
     def end(self) -> None:
         while missing := self._guests.keys() - self._connected:
@@ -101,38 +99,44 @@ class Keeper:
         for rank, words in _heard(self._guests, seconds):
             if words is None:
                 self._guests.pop(rank).close()
-                self._give_up(ended(self._names[rank]))
+                self._give_up(ended(self._words[rank]))
             elif why := words.get("failed"):
-                self._give_up(failed(self._names[rank], why))
+                self._give_up(error_in(why))
             else:
                 self._connected.add(rank)
 
-    def _give_up(self, why: str) -> None:
-        self._tell_all({"failed": why})
-        raise RendezvousError(why)
+    def _give_up(self, why: Error) -> None:
+        self._tell_all({"failed": told_of(why)})
+        raise why
 
-    def _tell_all(self, words: dict[str, Any]) -> None:
+    def _tell_all(self, words: Words) -> None:
         for guest in self._guests.values():
-            with suppress(OSError), guest:
-                send(guest, words)
+            with suppress(OSError):
+                guest.send(words)
+            guest.close()
         self._guests.clear()
 
 
 class Guest:
     """Of who was received."""
 
-    def __init__(self, keeper: socket.socket | None, name: str, until: float) -> None:
-        """`keeper`: None where nobody keeps a line; `name`: how it is called."""
+    def __init__(
+        self, mine: Words, keeper: Connection | None, keepers: Words, until: float
+    ) -> None:
+        """`keeper`: None where nobody keeps a line."""
+        self._mine = mine
         self._keeper = {} if keeper is None else {0: keeper}  # nobody, once it is over
-        self._name = name
+        self._keepers = keepers
         self._until = until
 
     def look(self) -> None:
         self._look(0)
 
-    def fail(self, why: str) -> None:
-        self._tell({"failed": why})
+    def fail(self, why: BaseException) -> Error:
+        error = could_not_meet(self._mine, why)
+        self._tell({"failed": told_of(error)})
         self._close()
+        return error
 
     def end(self) -> None:
         self._tell({})
@@ -140,20 +144,22 @@ class Guest:
             self._look(LOOK)
             if self._keeper and time.monotonic() >= self._until:
                 self._close()
-                raise RendezvousError(f"{self._name} did not say in time that all ranks have met")
+                raise RendezvousError(
+                    f"{name_of(self._keepers)} did not say in time that all ranks have met"
+                )
 
     def _look(self, seconds: float) -> None:
         for _, words in _heard(self._keeper, seconds):
             self._close()
             if words is None:
-                raise RendezvousError(ended(self._name))
+                raise ended(self._keepers)
             if why := words.get("failed"):
-                raise RendezvousError(why)
+                raise error_in(why)
 
-    def _tell(self, words: dict[str, Any]) -> None:
+    def _tell(self, words: Words) -> None:
         for keeper in self._keeper.values():
             with suppress(OSError):  # it is gone, which is seen
-                send(keeper, words)
+                keeper.send(words)
 
     def _close(self) -> None:
         for keeper in self._keeper.values():
@@ -162,7 +168,7 @@ class Guest:
 
 
 def _heard(
-    connections: Mapping[int, socket.socket], seconds: float
+    connections: Mapping[int, Connection], seconds: float
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """What has come on which of them; None: it has ended."""
     poll = select.poll()
@@ -171,8 +177,14 @@ def _heard(
         poll.register(descriptor, select.POLLIN)
     for descriptor, _ in poll.poll(1000 * seconds):
         number = numbers[descriptor]
-        connections[number].settimeout(POLITE)
         try:
-            yield number, hear(connections[number])
-        except (OSError, ValueError):
+            yield number, _words(connections[number])
+        except (OSError, ValueError, RecursionError):
             yield number, None
+
+
+def _words(connection: Connection) -> dict[str, Any]:
+    heard = connection.hear(time.monotonic() + POLITE)
+    if isinstance(heard, dict) and isinstance(heard.get("failed", {}), dict):
+        return heard
+    raise ValueError("no words of a line")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import socket
@@ -11,22 +12,31 @@ import time
 import types
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from farandole import Error, LinkError, RendezvousError, _store
-from farandole._store import guest, talk
+import harness
+from farandole import AuthError, Error, LinkError, RendezvousError, _core, _meeting
+from farandole._meeting import MasterPort, connection, guest
+from farandole._meeting.connection import Connection, proof
+from farandole._meeting.here import Here, meet_here
 
 HERE = "127.0.0.1"
 
 
 def met(*arguments: Any) -> list[dict[str, Any]]:
-    table, line = _store.exchange(*arguments)
-    line.end()
-    return table
+    found = _meeting.exchange(*arguments)
+    found.line.end()
+    return found.table
+
+
+def meeting_of(rank: int, size: int, seconds: float, **how: Any) -> _meeting.Meeting:
+    return _meeting.Meeting(rank, range(size), time.monotonic() + seconds, **how)
 
 
 def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
@@ -46,13 +56,11 @@ def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
         return connection
 
     monkeypatch.setattr(socket, "create_connection", connect_from_there)
-    until = time.monotonic() + 10
     found_by: dict[int, Any] = {}
 
     def meet(rank: int) -> None:
-        meeting = _store.Meeting(rank, 2, HERE, port, b"secret", until)
-        words = words_of(rank)
-        found_by[rank] = met(meeting, words, lambda _: None)
+        meeting = meeting_of(rank, 2, 10, secret=b"secret")
+        found_by[rank] = met(meeting, MasterPort(HERE, port), words_of(rank), lambda _: None)
 
     other = threading.Thread(target=meet, args=(1,))
     other.start()
@@ -91,10 +99,9 @@ def meet() -> Any:
         def begin(rank: int, size: int, port: int, **how: Any) -> Any:
             own = {k: how.pop(k) for k in ("odd", "pid", "host") if k in how}
             words = words_of(rank) | own
-            until = time.monotonic() + how.pop("seconds", 20)
-            secret = how.pop("secret", b"secret")
-            meeting = _store.Meeting(rank, size, HERE, port, secret, until, **how)
-            return threads.submit(met, meeting, words, odd)
+            place = MasterPort(HERE, port, how.pop("at", ()))
+            how = {"secret": b"secret", "seconds": 20, **how}
+            return threads.submit(met, meeting_of(rank, size, **how), place, words, odd)
 
         yield begin
 
@@ -103,11 +110,11 @@ def test_rank_0_names_a_stranger_and_who_is_missing_at_once_and_once(meet: Meet)
     port, said = free_port(), queue.Queue[str]()
     first = meet(0, 3, port, warn=said.put)
     for secret in (b"another", b"another"):
-        with pytest.raises(_store.AuthError, match="does not know the secret of rank 1's job"):
+        with pytest.raises(AuthError, match="does not know the secret of rank 1's job"):
             meet(1, 3, port, secret=secret).result(20)
     text = said.get(timeout=20)
     assert f"somebody at {HERE} has knocked at {HERE}:{port} without the job's secret" in text
-    assert text.endswith(f"1 of 3 ranks arrived at {HERE}:{port}; missing: 1, 2")
+    assert text.endswith(f"1 of 3 ranks arrived at {HERE}:{port}; missing: 1-2")
     with socket.create_connection((HERE, port), timeout=20) as scanner:
         scanner.sendall(b"GET / HTTP/1.0" + 64 * b"\r\n")
         assert "without farandole's first words" in said.get(timeout=20)
@@ -191,16 +198,22 @@ def reached(port: int) -> socket.socket:
     raise TimeoutError
 
 
+def prove(connected: socket.socket, secret: bytes = b"secret") -> Connection:
+    """As a rank that has come."""
+    until, talk = time.monotonic() + 20, Connection(connected)
+    nonce = b"n" * connection.NONCE
+    talk.send_bytes(connection.MAGIC + nonce, until)
+    heard = talk.take(len(connection.MAGIC) + connection.NONCE + connection.PROOF, until)
+    nonces = nonce + heard[len(connection.MAGIC) : -connection.PROOF]
+    talk.send_bytes(proof(secret, b"client", nonces), until)
+    return talk
+
+
 def test_a_rank_that_ended_while_it_waited_leaves_its_place(meet: Meet) -> None:
     port = free_port()
     first = meet(0, 3, port)
     with reached(port) as ended:
-        nonce = b"n" * talk.NONCE
-        ended.sendall(talk.MAGIC + nonce)
-        nonces = nonce + talk.take(ended, talk.NONCE)
-        talk.take(ended, talk.PROOF)
-        ended.sendall(talk.proof(b"secret", b"client", nonces))
-        talk.send(ended, words_of(1) | {"pid": 4711})
+        prove(ended).send(words_of(1) | {"pid": 4711})
         time.sleep(0.3)
     others = [meet(rank, 3, port) for rank in (1, 2)]
     assert [each["pid"] for each in first.result(20)] == [100, 101, 102]
@@ -239,9 +252,8 @@ def test_words_that_drip_are_given_up_in_time() -> None:
                     time.sleep(0.05)
 
         dripping = pool.submit(drip)
-        theirs.settimeout(0.2)
         with pytest.raises(TimeoutError):
-            talk.take(theirs, 20)
+            Connection(theirs).take(20, time.monotonic() + 0.2)
         theirs.close()
         dripping.result()
 
@@ -250,9 +262,22 @@ def test_words_of_many_ranks_are_heard() -> None:
     table = [words_of(rank, addresses="x" * 900) for rank in range(4096)]
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as thread:
-        sent = thread.submit(talk.send, ours, table)
-        assert talk.hear(theirs) == table
+        sent = thread.submit(Connection(ours).send, table)
+        assert Connection(theirs).hear(time.monotonic() + 20) == table
         sent.result(20)
+
+
+def test_descriptors_of_many_ranks_come_with_words() -> None:
+    """More than the kernel takes at once."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(Connection(ours).send, {"words": 1}, [ours.fileno()] * 600)
+        other = Connection(theirs)
+        assert other.hear(time.monotonic() + 20) == {"words": 1}
+        sent.result(20)
+        descriptors = other.take_descriptors()
+        assert len(set(descriptors)) == 600
+        connection.close_all(descriptors)
 
 
 class Store:
@@ -280,10 +305,9 @@ class Store:
 
 def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() -> None:
     store, said = Store(), queue.Queue[str]()
-    until = time.monotonic() + 20
-    meeting = _store.Meeting(0, 3, HERE, 0, b"", until, warn=said.put, warn_after=0.2)
+    meeting = meeting_of(0, 3, 20, warn=said.put, warn_after=0.2)
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(_store.exchange_in, store, "name", meeting, words_of(0), odd)
+        first = thread.submit(_meeting.exchange_in, store, "name", meeting, words_of(0), odd)
         assert "1 of 3 ranks came to torch.distributed's store; missing: ranks 1, 2" in said.get(
             timeout=20
         )
@@ -298,8 +322,8 @@ def in_store(
     store: Store, rank: int, size: int = 3, seconds: float = 20, name: str = "job", **more: Any
 ) -> Any:
     """The round of these ranks, as one of them meets the others."""
-    meeting = _store.Meeting(rank, size, HERE, 0, b"", time.monotonic() + seconds)
-    return _store.meet_in(store, name, meeting, words_of(rank, **more), odd)
+    meeting = meeting_of(rank, size, seconds)
+    return _meeting.meet_in(store, name, meeting, words_of(rank, **more), odd)
 
 
 def test_words_of_ranks_that_met_there_before_count_for_nothing() -> None:
@@ -329,13 +353,13 @@ def test_ranks_without_rank_0_do_not_take_an_old_answer() -> None:
     with ThreadPoolExecutor(2) as threads:
         for each in [threads.submit(in_store, store, rank, size=2) for rank in range(2)]:
             each.result(20)
-    alone = _store.Meeting(1, 2, HERE, 0, b"", time.monotonic() - _store.GRACE)
+    alone = meeting_of(1, 2, -_meeting.GRACE)
     with pytest.raises(
         RendezvousError, match="rank 1 did not meet all others: rank 0 has not answered"
     ):
-        _store.meet_in(store, "job", alone, words_of(1), odd)
+        _meeting.meet_in(store, "job", alone, words_of(1), odd)
     with pytest.raises(RendezvousError, match="rank 0 has opened no round"):
-        _store.meet_in(store, "other", alone, words_of(1), odd)
+        _meeting.meet_in(store, "other", alone, words_of(1), odd)
 
 
 # ---- the line, while ranks that have met connect to each other ----
@@ -343,11 +367,11 @@ def test_ranks_without_rank_0_do_not_take_an_old_answer() -> None:
 
 def lines_in_a_store() -> list[Any]:
     store = Store()
-    meeting = _store.Meeting(0, 3, HERE, 0, b"", time.monotonic() + 20)
+    meeting = meeting_of(0, 3, 20)
     with ThreadPoolExecutor(3) as threads:
         met = [
             threads.submit(
-                _store.exchange_in, store, "job", replace(meeting, rank=r), words_of(r), odd
+                _meeting.exchange_in, store, "job", replace(meeting, rank=r), words_of(r), odd
             )
             for r in range(3)
         ]
@@ -363,13 +387,10 @@ def test_a_store_of_torchruns_that_is_not_reached_is_named(monkeypatch: pytest.M
     torchs = types.SimpleNamespace(TCPStore=nobody_answers)
     monkeypatch.setitem(sys.modules, "torch.distributed", torchs)
     said: list[str] = []
-    until = time.monotonic() + 1
-    meeting = _store.Meeting(
-        1, 2, "first", 29500, b"secret", until, warn=said.append, warn_after=0.1
-    )
+    meeting = meeting_of(1, 2, 1, warn=said.append, warn_after=0.1)
     why = "rank 1 does not reach torchrun's store at first:29500"
     with pytest.raises(RendezvousError, match=f"^{why}: timed out"):
-        _store.torchruns(meeting)
+        _meeting.torchruns(meeting, MasterPort("first", 29500))
     assert said == [f"after 0 s {why}"]
 
 
@@ -389,10 +410,10 @@ def test_in_a_store_too_a_rank_that_cannot_connect_is_told(who: int) -> None:
     lines = lines_in_a_store()
     others = [line for rank, line in enumerate(lines) if rank != who]
     others[0].look()
-    lines[who].fail("no route")
-    why = f"rank {who} (pid {100 + who} on here) could not connect to all others: no route"
+    lines[who].fail(LinkError("no route"))
+    why = f"rank {who} (pid {100 + who} on here) could not meet the others: no route"
     for line in others:
-        with pytest.raises(RendezvousError, match=re.escape(why)):
+        with pytest.raises(LinkError, match=re.escape(why)):
             line.end()
 
 
@@ -401,17 +422,161 @@ CONSEQUENCE = "rank 2 left while the ranks met"
 
 def test_what_follows_from_another_ranks_failure_is_not_raised_for_it() -> None:
     lines = lines_in_a_store()
-    lines[2].fail("no route")
-    cause = re.escape("rank 2 (pid 102 on here) could not connect to all others: no route")
-    with pytest.raises(RendezvousError, match=cause), _store.told(lines[0]):
-        raise LinkError(CONSEQUENCE)
-    with pytest.raises(RendezvousError, match=cause):
+    lines[2].fail(LinkError("no route"))
+    cause = re.escape("rank 2 (pid 102 on here) could not meet the others: no route")
+    with pytest.raises(LinkError, match=cause), _meeting.told(lines[0]):
+        raise RendezvousError(CONSEQUENCE)
+    with pytest.raises(LinkError, match=cause):
         lines[1].end()
 
 
 def test_what_nobody_has_told_is_raised_and_told() -> None:
     lines = lines_in_a_store()
-    with pytest.raises(LinkError, match=CONSEQUENCE), _store.told(lines[0]):
+    with pytest.raises(LinkError, match=CONSEQUENCE), _meeting.told(lines[0]):
         raise LinkError(CONSEQUENCE)
-    with pytest.raises(RendezvousError, match=f"could not connect to all others: {CONSEQUENCE}"):
+    with pytest.raises(LinkError, match=f"could not meet the others: {CONSEQUENCE}"):
         lines[1].end()
+
+
+# ---- ranks of one host ----
+
+
+def comes(job: str, rank: int, ranks: int, size: int | None = None, **how: Any) -> Here:
+    """`size`: of the world, as this rank has been told."""
+    size = size or ranks
+    seconds = how.pop("seconds", 20)
+    mine = _meeting.who(rank, size) | _meeting.alike("") | how
+    return meet_here(meeting_of(rank, ranks, seconds), f"{os.getpid()} {job}", size, mine, None)
+
+
+@pytest.fixture
+def come(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Begins a rank's meeting on this host, in a thread of its own."""
+    monkeypatch.setenv("FARANDOLE_ARENA_BYTES", "1M")
+    with ThreadPoolExecutor(5) as threads:
+        yield partial(threads.submit, comes)
+
+
+def outcome(meets: Callable[[], Here]) -> str:
+    """What a meeting raises; "met" where nothing."""
+    try:
+        close(meets())
+    except Error as error:
+        return str(error.verdict)
+    return "met"
+
+
+def verdict(rank: Any) -> str:
+    return outcome(partial(rank.result, 30))
+
+
+def close(here: Here) -> None:
+    for descriptors in here.descriptors.values():
+        connection.close_all(descriptors)
+
+
+def test_ranks_of_a_host_get_each_others_descriptors_and_one_memory(come: Meet) -> None:
+    before = harness.open_files()
+    ranks = [come("five", rank, 5, tuning=f"of rank {rank}") for rank in range(5)]
+    found: list[Any] = [rank.result(20) for rank in ranks]
+    inodes = {os.fstat(here.memory.fileno()).st_ino for here in found}
+    assert len(inodes) == 1
+    for here in found:
+        assert [words["rank"] for words in here.table] == list(range(5))
+        assert here.table[0]["tuning"] == "of rank 0"
+        assert len({descriptor for pair in here.descriptors.values() for descriptor in pair}) == 10
+        os.eventfd_write(here.descriptors[3][0], 1)
+    assert os.eventfd_read(found[0].descriptors[3][0]) == 5, "each has rank 3's own doorbell"
+    for here in found:
+        close(here)
+    del here, found, ranks
+    assert harness.open_files() == before
+
+
+def test_a_missing_rank_and_one_too_many_are_named_on_this_host(come: Meet) -> None:
+    missing = [come("missing", rank, 4, seconds=1) for rank in range(2)]
+    twice = [come("twice", rank, 3) for rank in (0, 1)]
+    time.sleep(0.3)
+    twice.append(come("twice", 1, 3, pid=4711))
+    sizes = [come("sizes", rank, 2, 2 + rank) for rank in range(2)]
+    assert [verdict(rank) for rank in missing] == [
+        "2 of 4 ranks arrived on this host; missing: 2-3"
+    ] * 2
+    for rank in twice:
+        assert verdict(rank).startswith(f"two processes are rank 1: pid {os.getpid()} on ")
+    for rank in sizes:
+        assert f"rank 1 (pid {os.getpid()} on " in (said := verdict(rank))
+        assert "has a world of [3], rank 0" in said
+
+
+@pytest.mark.usefixtures("come")
+def test_a_meeting_can_be_tried_again_at_once_after_a_refusal() -> None:
+    def again(rank: int) -> list[str]:
+        sizes = [2 + rank, 2] * 30
+        return [outcome(partial(comes, "again", rank, 2, size)) for size in sizes]
+
+    with ThreadPoolExecutor(2) as threads:
+        for said in threads.map(again, range(2)):
+            assert said[1::2] == ["met"] * 30
+            assert all("a world of [3]" in each for each in said[::2])
+
+
+def name_of(job: str) -> str:
+    """Under which the first rank listens: looked up, not computed."""
+    for _ in range(2000):
+        for line in Path("/proc/net/unix").read_text().splitlines():
+            if "@farandole-" in line and line.endswith(f"-{os.getpid()} {job}"):
+                return "\0" + line.partition("@")[2]
+        time.sleep(0.005)
+    raise TimeoutError
+
+
+def reached_here(job: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.connect(name_of(job))
+    return found
+
+
+def test_strangers_on_this_host_hold_nobody_up(come: Meet) -> None:
+    first = come("strangers", 0, 2, seconds=4)  # a stranger may be silent for 5
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(reached_here("strangers")) for _ in range(300)]
+        strangers[-1].sendall(b"hello?")
+        strangers[-2].sendall(b"x" * 5000)
+        strangers[-3].close()
+        assert verdict(come("strangers", 1, 2, seconds=4)) == "met"
+        assert verdict(first) == "met"
+
+
+def test_a_rank_that_leaves_its_place_ends_the_meeting_on_its_host(come: Meet) -> None:
+    """Before all have come, and after."""
+    for size in (3, 2):
+        job = f"leaves {size}"
+        first = come(job, 0, size)
+        with reached_here(job) as fickle:
+            mine = _meeting.who(size - 1, size) | _meeting.alike("") | {"cpus": []}
+            pair = [_core.make_doorbell(), _core.own_process()]
+            prove(fickle, b"").send(mine, pair)
+            connection.close_all(pair)
+            time.sleep(0.3)
+        what = "left while the ranks met" if size == 3 else "ended before it had met all others"
+        assert re.fullmatch(rf"rank {size - 1} \(pid {os.getpid()} on .*\) {what}", verdict(first))
+
+
+def test_a_process_of_another_user_is_let_in_by_nobody(come: Meet) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("nobody else can become another user")
+    first = come("users", 0, 2)
+    name = name_of("users")
+    child = os.fork()
+    if child == 0:
+        os.seteuid(65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.settimeout(20)
+            other.connect(name)
+            with suppress(OSError):
+                os._exit(1 if other.recv(1) else 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert verdict(come("users", 1, 2)) == "met"
+    assert verdict(first) == "met"

@@ -14,16 +14,9 @@ import time
 from typing import NamedTuple, Protocol
 
 from farandole._core import Error, RendezvousError
-from farandole._store.meeting import (
-    FAREWELL,
-    GRACE,
-    Check,
-    Meeting,
-    Reminder,
-    Words,
-    refusal,
-    refused,
-)
+from farandole._meeting.errors import Words, error_in, told_of
+from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Reminder
+from farandole._meeting.members import checked
 from farandole._tables import listed
 
 _PAUSE = 0.01  # seconds between two looks at the store
@@ -57,7 +50,7 @@ def meet_in(store: KeyValueStore, name: str, meeting: Meeting, mine: Words, chec
         if meeting.rank == 0:
             return _Leader(store, name, meeting, mine, check).gather()
         return _follow(store, name, meeting, mine)
-    except (RuntimeError, OSError) as error:  # torch's DistStoreError is the former
+    except (RuntimeError, OSError, ValueError) as error:  # torch's DistStoreError is the first
         if isinstance(error, Error):
             raise
         raise RendezvousError(
@@ -83,7 +76,7 @@ class _Leader:
         try:
             self._look_at(self._mine)
             self._receive()
-            table = [self._words[rank] for rank in range(self._meeting.size)]
+            table = [self._words[rank] for rank in self._meeting.ranks]
             if why := self._check(table):
                 raise why
         except Error as error:
@@ -96,8 +89,8 @@ class _Leader:
         reminder = Reminder(self._meeting)
         while missing := self._missing():
             why = (
-                f"{len(self._words)} of {self._meeting.size} ranks came to torch.distributed's "
-                f"store; missing: {listed('rank', missing)}"
+                f"{len(self._words)} of {len(self._meeting.ranks)} ranks came to "
+                f"torch.distributed's store; missing: {listed('rank', missing)}"
             )
             if time.monotonic() >= self._meeting.until:
                 raise RendezvousError(why)
@@ -107,7 +100,7 @@ class _Leader:
                 self._look_at(self._words[rank])
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(self._meeting.size) if rank not in self._words]
+        return [rank for rank in self._meeting.ranks if rank not in self._words]
 
     def _arrivals(self, missing: list[int]) -> list[int]:
         """Those of the missing ranks whose words are there now. The store has as much time for
@@ -115,7 +108,7 @@ class _Leader:
         began = time.monotonic()
         came = [rank for rank in missing if self._store.check([f"{self._key}/{rank}"])]
         for rank in came:
-            self._words[rank] = json.loads(self._store.get(f"{self._key}/{rank}"))
+            self._words[rank] = checked(json.loads(self._store.get(f"{self._key}/{rank}")))
         if not came:
             time.sleep(max(_PAUSE, time.monotonic() - began))
         return came
@@ -129,7 +122,8 @@ class _Leader:
         """All of it once, then to each rank its own number: a rank reads no more of a round that is
         of the past."""
         table = [self._words[rank] for rank in sorted(self._words)]
-        self._store.set(self._key, json.dumps(refusal(error) | {"ranks": table}))
+        refusal = None if error is None else told_of(error)
+        self._store.set(self._key, json.dumps({"refused": refusal, "ranks": table}))
         for words in table:
             self._store.set(_answer_of(self._key, words["rank"]), words["number"])
 
@@ -147,13 +141,13 @@ def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> R
     key = ""
     reminder = Reminder(meeting)
     until = meeting.until + GRACE
-    pause = _PAUSE * max(1.0, meeting.size / _RANKS_OF_A_PAUSE)
+    pause = _PAUSE * max(1.0, len(meeting.ranks) / _RANKS_OF_A_PAUSE)
     while True:
         # Before the look for an answer: rank 0 answers in this round before it opens another one.
         newest = f"{name}/{_text(store, _round_of(name))}"
         if key and (answer := _answer_to(store, key, mine)) is not None:
             if answer["refused"]:
-                raise refused(answer)
+                raise error_in(answer["refused"])
             return Round(key, answer["ranks"])
         if newest != key and newest != f"{name}/":
             key = newest

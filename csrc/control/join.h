@@ -1,0 +1,28 @@
+// A rank's way into its world, once the ranks have met (python/farandole/_meeting): it maps its
+// host's memory, those of a host try to reach each other's, and all of several hosts connect.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/foreign_access.h"
+#include "control/host.h"
+
+namespace farandole {
+
+/// What a meeting has brought.
+struct Roll {
+  int rank = 0;
+  std::vector<HostPeer> peers{};      // of all ranks, by rank; empty: a world of one
+  std::shared_ptr<Segment> memory{};  // of this host
+  bool on_several_hosts = false;
+  std::vector<Fd> listeners{};  // there, of this rank's own addresses
+};
+
+/// Throws Error when a rank dies, leaves, or does not come before the deadline. `interrupted` is
+/// asked ten times a second, and throws to give up.
+Host join(Roll roll, ForeignWish wish, Deadline deadline, const std::function<void()>& interrupted);
+
+}  // namespace farandole

@@ -1,0 +1,188 @@
+"""Words on a connection, and descriptors with them where both ends are on one host.
+
+What is sent is a frame: how many bytes and how many descriptors come, the descriptors, the words.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import hmac
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+POLITE = 5.0  # seconds in which who connects says who it is
+LOOK = 0.1  # seconds; how often an interruption is looked for
+MAGIC = b"farandole meets 2"
+NONCE = 32
+PROOF = 32
+HEAD = struct.Struct("<II")
+_MOST = 1 << 25  # bytes of all words; of each rank some 1000
+_AT_ONCE = 253  # descriptors, as the kernel takes them, with one byte each time
+_PAUSE = 0.001  # seconds
+
+
+class Connection:
+    """One deadline bounds all that an act of it sends or takes, however little comes at a time."""
+
+    def __init__(self, its: socket.socket) -> None:
+        self._socket = its
+        self._takes_descriptors = its.family == socket.AF_UNIX
+        self._descriptors: list[int] = []  # that have come
+        its.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+        close_all(self.take_descriptors())
+
+    def take_descriptors(self) -> list[int]:
+        """Those that have come with words; the caller's."""
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+    def is_of_this_user(self) -> bool:
+        return self._peer()[1] == os.geteuid()
+
+    def process(self) -> int:
+        """The one that listens at the other end, or opened it."""
+        return self._peer()[0]
+
+    def _peer(self) -> tuple[int, int, int]:
+        size = struct.calcsize("iii")
+        their = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, user, group = struct.unpack("iii", their)
+        return pid, user, group
+
+    def has_come(self, seconds: float) -> bool:
+        """Whether something is there to be taken, be it the end."""
+        return bool(_ready(self._socket, select.POLLIN, seconds))
+
+    def has_hung_up(self) -> bool:
+        """Its other end has closed it, or has ended, and all it had said was heard."""
+        try:
+            return self.has_come(0) and not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+    def send(self, words: Any, descriptors: Sequence[int] = (), until: float | None = None) -> None:
+        """`words`: or the same as JSON, made once for many."""
+        until = time.monotonic() + POLITE if until is None else until
+        data = words if isinstance(words, bytes) else json.dumps(words).encode()
+        self.send_bytes(HEAD.pack(len(data), len(descriptors)), until)
+        for begin in range(0, len(descriptors), _AT_ONCE):
+            self._give(descriptors[begin : begin + _AT_ONCE], until)
+        self.send_bytes(data, until)
+
+    def send_bytes(self, data: bytes, until: float) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT, until)
+
+    def _give(self, descriptors: Sequence[int], until: float) -> None:
+        """Of those on their way there are only so many, too."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        while True:
+            try:
+                self._socket.sendmsg([b"\0"], [rights], socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                self._wait(select.POLLOUT, until)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() >= until:
+                    raise
+                time.sleep(_PAUSE)
+
+    def hear(self, until: float) -> Any:
+        size, descriptors = self.sizes(self.take(HEAD.size, until))
+        return json.loads(self.take(descriptors + size, until)[descriptors:])
+
+    def sizes(self, head: bytes) -> tuple[int, int]:
+        """How many bytes of words come, and how many in which descriptors do."""
+        size, descriptors = HEAD.unpack(head)
+        if size > _MOST:
+            raise ConnectionError(f"it announced {size} bytes")
+        if descriptors and not self._takes_descriptors:
+            raise ConnectionError(f"it announced {descriptors} descriptors")
+        return size, -(-descriptors // _AT_ONCE)
+
+    def take(self, count: int, until: float) -> bytes:
+        data = b""
+        while len(data) < count:
+            data += self.take_some(count - len(data), until)
+        return data
+
+    def take_some(self, most: int, until: float) -> bytes:
+        while (data := self.receive(most)) is None:
+            self._wait(select.POLLIN, until)
+        return data
+
+    def receive(self, most: int) -> bytes | None:
+        """What is there; None: nothing yet."""
+        try:
+            data = self._receive(most)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ConnectionError("it hung up")
+        return data
+
+    def _receive(self, most: int) -> bytes:
+        if not self._takes_descriptors:
+            return self._socket.recv(most)
+        try:
+            data, descriptors, flags, _ = self._receive_all(most)
+        except ConnectionResetError:
+            # Who closed it has not read all; what it sent before comes behind this error.
+            data, descriptors, flags, _ = self._receive_all(most)
+        self._descriptors += descriptors
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return data
+
+    def _receive_all(self, most: int) -> tuple[bytes, list[int], int, Any]:
+        return socket.recv_fds(self._socket, most, _AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+
+    def _wait(self, events: int, until: float) -> None:
+        left = until - time.monotonic()
+        if left <= 0 or not _ready(self._socket, events, left):
+            raise TimeoutError("timed out")
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _ready(its: socket.socket, events: int, seconds: float) -> list[tuple[int, int]]:
+    """Needs no descriptor of its own."""
+    poll = select.poll()
+    poll.register(its, events)
+    return poll.poll(1000 * min(seconds, 1e6))
+
+
+def wait_for(connection: Connection, until: float, look: Callable[[], None]) -> None:
+    """Until something has come there; `look` is called now and then, and may raise.
+
+    Raises:
+        TimeoutError: nothing has.
+    """
+    while not connection.has_come(LOOK):
+        look()
+        if time.monotonic() >= until:
+            raise TimeoutError("timed out")
+
+
+def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, MAGIC + role + nonces, "sha256")

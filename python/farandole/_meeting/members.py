@@ -1,0 +1,114 @@
+"""What a rank says of itself, and what all ranks must have alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from farandole import _core
+from farandole._core import Error, RendezvousError, VersionMismatch
+from farandole._meeting.errors import Words, error_in, name_of
+
+# What a rank says, and what only some do.
+_ALWAYS = {"rank": int, "size": int, "pid": int, "host": str, "among": str}
+_PERHAPS = {
+    "version": str, "python": str, "wire": dict, "split": str, "settings": dict, "agree": str,
+    "identity": str, "job": str, "named": str, "knows": str, "failed": dict, "cpus": list,
+    "addresses": str, "world": str, "secret": str, "tuning": str, "post": dict,
+}  # fmt: skip
+_HEXADECIMAL = ("addresses", "world", "secret")
+
+
+def checked(words: Any) -> Words:
+    """As another has sent them. Raises ValueError for what no rank says."""
+    if not isinstance(words, dict):
+        raise ValueError("no words of a rank")
+    whole: Words = {"among": "", **words}
+    for name, kind in (_ALWAYS | {n: kind for n, kind in _PERHAPS.items() if n in words}).items():
+        if not isinstance(whole.get(name), kind):
+            raise ValueError(f"no words of a rank: {name}")
+    for name in _HEXADECIMAL:
+        bytes.fromhex(words.get(name, ""))
+    if not all(isinstance(cpu, int) for cpu in words.get("cpus", [])):
+        raise ValueError("no words of a rank: cpus")
+    return whole
+
+
+def who(rank: int, size: int) -> Words:
+    return {
+        "rank": rank,
+        "size": size,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "version": _core.__version__,
+        "python": _interpreter(),
+    }
+
+
+def _interpreter() -> str:
+    return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def alike(agree: str) -> Words:
+    """`agree`: a word of the program's own."""
+    return {
+        "wire": dict(_core.wire_format()),
+        "split": os.environ.get("FARANDOLE_SPLIT_HOSTS", ""),
+        "settings": dict(each.split("=", 1) for each in _core.agreed_settings().split(", ")),
+        "agree": agree,
+    }
+
+
+def objection(table: list[Words]) -> Error | None:
+    """Why some of these ranks cannot be in a world with the first of them."""
+    first = table[0]
+    for words in table:
+        if why := words.get("failed"):
+            return error_in(why)
+        for both, kind in ((_of_the_build, VersionMismatch), (_of_the_job, RendezvousError)):
+            for what, theirs, ours in _pairs(both(words), both(first)):
+                if theirs != ours:
+                    return kind(
+                        f"{name_of(words)} has {what} [{theirs}], {name_of(first)} has [{ours}]"
+                    )
+        if why := _other_settings(words, first):
+            return why
+    return None
+
+
+_Facts = Iterator[tuple[str, Any]]
+
+
+def _pairs(theirs: _Facts, ours: _Facts) -> Iterator[tuple[str, Any, Any]]:
+    """Of each what both say: another version has no word for some."""
+    known = dict(ours)
+    return ((what, value, known[what]) for what, value in theirs if what in known)
+
+
+def _of_the_build(words: Words) -> _Facts:
+    """What all ranks must have, one after the other."""
+    yield "farandole", words.get("version")
+    yield "the Python", words.get("python")  # what one pickles, another may not read
+    yield from ((f"the {what}", value) for what, value in words.get("wire", {}).items())
+
+
+def _of_the_job(words: Words) -> _Facts:
+    """The same. Empty where a rank does not know."""
+    yield "a world of", words["size"]
+    yield "FARANDOLE_SPLIT_HOSTS", words.get("split")
+    yield "agree", words.get("agree")
+    for what, name in (("the secret of its job", "knows"), ("the job", "named")):
+        if words.get(name):
+            yield what, words[name]
+
+
+def _other_settings(words: Words, first: Words) -> Error | None:
+    theirs, ours = words.get("settings", {}), first.get("settings", {})
+    if theirs == ours:
+        return None
+    other = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+    values = [", ".join(f"{name}={each.get(name)}" for name in other) for each in (theirs, ours)]
+    return RendezvousError(f"{name_of(words)} has {values[0]}, {name_of(first)} has {values[1]}")

@@ -1,0 +1,350 @@
+"""Who receives the others: the first rank, in one loop over all who come."""
+
+from __future__ import annotations
+
+import errno
+import json
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from farandole._core import Error, RendezvousError
+from farandole._meeting.connection import LOOK, POLITE, Connection, close_all
+from farandole._meeting.errors import Words, about, could_not_meet, name_of, told_of
+from farandole._meeting.line import Keeper
+from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Met, Reminder
+from farandole._meeting.places import Place
+from farandole._meeting.visitor import Visitor
+from farandole._tables import in_runs
+
+_MOST_WARNINGS = 8  # of strangers
+_MOST_HALF_OPEN = 256  # of those that have not said who they are
+_PROMPT = 0.5  # seconds in which a rank has said something, also on a busy host
+_PAUSE = 0.01  # seconds
+_AT_ONCE = 64  # that are let in before others are heard
+_FIND = (
+    "look at the logs of the missing ranks, or raise FARANDOLE_START_TIMEOUT; where ranks are on "
+    "several hosts, LOCAL_WORLD_SIZE says how many each has"
+)
+
+# Of the descriptors of each rank, by rank: those that are handed to all.
+Share = Callable[[list[list[int]]], list[int]]
+
+
+class Table:
+    """The words that have come for one world, and the connections that wait for the others'."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self.words: dict[int, Words] = {}
+        self.guests: dict[int, Connection] = {}
+        self.waiting: list[Connection] = []  # guests', and that of one who is refused
+
+    def is_full(self) -> bool:
+        return len(self.words) == len(self.ranks)
+
+    def in_order(self) -> list[Words]:
+        return [self.words[rank] for rank in self.ranks]
+
+    def missing(self) -> list[int]:
+        return [rank for rank in self.ranks if rank not in self.words]
+
+    def seat(self, words: Words) -> None:
+        """Raises RendezvousError where there is no such rank, or it is there."""
+        rank: int = words["rank"]
+        if rank not in self.ranks:
+            raise RendezvousError(
+                f"rank {rank} (pid {words['pid']}) does not exist in a world of {words['size']}"
+            )
+        first = self.words.get(rank, words)
+        if (first["pid"], first["host"]) != (words["pid"], words["host"]):
+            raise RendezvousError(
+                f"two processes are rank {rank}: pid {first['pid']} on {first['host']} and pid "
+                f"{words['pid']} on {words['host']}"
+            )
+        self.words[rank] = words
+
+    def leave(self, rank: int) -> None:
+        del self.words[rank]
+        connection = self.guests.pop(rank)
+        self.waiting.remove(connection)
+        connection.close()
+
+    def tell_all(self, words: Words) -> None:
+        for connection in self.waiting:
+            _tell(connection, words)
+        self.waiting.clear()
+        self.guests.clear()
+
+
+def _tell(connection: Connection, words: Words) -> None:
+    """The last that is said there."""
+    with suppress(OSError):
+        connection.send(words)
+    connection.close()
+
+
+class Reception:
+    """Receives the ranks of this rank's world, and meanwhile those of others of the job."""
+
+    def __init__(
+        self, meeting: Meeting, place: Place, mine: Words, check: Check,
+        listeners: list[socket.socket],
+    ) -> None:  # fmt: skip
+        self._meeting = meeting
+        self._place = place
+        self._mine = mine
+        self._check = check
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._own = Table(meeting.ranks)
+        self._came = {meeting.rank}  # seated or refused
+        self._foreign = False  # some of those are not of this world: there are more ranks than its
+        self._others: dict[str, Table] = {}
+        self._visitors: dict[int, Visitor] = {}  # by descriptor, the oldest first
+        self._strangers: list[tuple[str, str]] = []  # from where, what they lacked
+        self._told = 0  # how many of them have been told of
+        self._knocks = 0  # of strangers
+        self._is_called_off = False  # by who has told all ranks: nobody comes late
+
+    def receive_all(self, own: Sequence[int], share: Share) -> Met:
+        """`own`: this rank's descriptors."""
+        try:
+            self._look_at(self._mine)
+            self._own.seat(self._mine)
+            self._receive()
+            table = self._own.in_order()
+            if why := self._check(table):
+                raise why
+            return self._hand_out(table, own, share)
+        except Error as error:
+            self._refuse_all(error)
+            raise
+        except OSError as error:
+            named = could_not_meet(self._mine, error)
+            self._refuse_all(named)
+            raise named from error
+        finally:
+            self._end()
+
+    # ---- who comes ----
+
+    def _receive(self) -> None:
+        reminder = Reminder(self._meeting)
+        while not self._own.is_full():
+            if time.monotonic() >= self._meeting.until:
+                raise self._missing()
+            self._look()
+            for words, connection in self._arrivals():
+                self._seat(words, connection)
+            self._tell_of_strangers()
+            reminder.warn_in_time(self._who_is_missing())
+
+    def _look(self) -> None:
+        try:
+            self._meeting.look()
+        except Error:
+            self._is_called_off = True
+            raise
+
+    def _arrivals(self) -> Iterator[tuple[Words, Connection]]:
+        """Those of this rank's world who have come by now; and notices who has gone."""
+        guests = {guest.fileno(): rank for rank, guest in self._own.guests.items()}
+        poll = select.poll()  # which needs no descriptor
+        for descriptor in (*self._visitors, *guests, *self._listeners):
+            poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK)]
+        # Who is in already is heard before others are let in, perhaps in its place.
+        for descriptor in sorted(ready, key=self._listeners.__contains__):
+            if (listener := self._listeners.get(descriptor)) is not None:
+                self._let_in(listener)
+            elif (visitor := self._visitors.get(descriptor)) is not None:
+                if (words := self._heard(visitor)) is None:
+                    continue
+                if words["among"] == self._meeting.among:
+                    yield words, visitor.connection
+                else:
+                    self._seat_other(words, visitor.connection)
+            elif (rank := guests.get(descriptor)) in self._own.guests:
+                self._lose(rank)
+        self._drop_the_silent()
+
+    def _let_in(self, listener: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            if len(self._visitors) == _MOST_HALF_OPEN and not self._makes_room():
+                time.sleep(_PAUSE)
+                return
+            try:
+                its, address = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._makes_room():
+                    continue
+                raise
+            connection = Connection(its)
+            if not self._place.admits(connection):
+                connection.close()
+                continue
+            whence = f"at {address[0]}" if address else f"(process {connection.process()})"
+            visitor = Visitor(connection, whence, self._meeting.secret)
+            self._visitors[connection.fileno()] = visitor
+
+    def _makes_room(self) -> bool:
+        """By the one that is silent longest: a rank has more time than it needs."""
+        oldest = next(iter(self._visitors.values()), None)
+        if oldest is None or oldest.until - time.monotonic() > POLITE - _PROMPT:
+            return False
+        self._drop(oldest)
+        return True
+
+    def _heard(self, visitor: Visitor) -> Words | None:
+        try:
+            if (words := visitor.hear()) is not None:
+                del self._visitors[visitor.connection.fileno()]
+            return words
+        except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                del self._visitors[visitor.connection.fileno()]
+                self._own.waiting.append(visitor.connection)  # it is told
+                self._knocks += 1
+                raise
+            self._drop(visitor)
+            return None
+
+    def _drop_the_silent(self) -> None:
+        now = time.monotonic()
+        for visitor in [each for each in self._visitors.values() if now >= each.until]:
+            self._drop(visitor)
+
+    def _drop(self, visitor: Visitor) -> None:
+        del self._visitors[visitor.connection.fileno()]
+        visitor.connection.close()
+        self._knocks += 1
+        if (stranger := (visitor.whence, visitor.lacks)) not in self._strangers:
+            self._strangers.append(stranger)
+
+    # ---- seats ----
+
+    def _seat(self, words: Words, connection: Connection) -> None:
+        """What is wrong with one rank is said before the others have come. One that has ended
+        leaves its place to whoever is started in its stead."""
+        rank: int = words["rank"]
+        before = self._own.guests.get(rank)
+        if before is not None and before.has_hung_up():
+            self._own.leave(rank)
+            self._came.remove(rank)
+        self._foreign |= rank in self._came or rank not in self._own.ranks
+        self._came.add(rank)
+        self._own.waiting.append(connection)
+        self._look_at(words)
+        self._own.seat(words)
+        self._own.guests[rank] = connection
+
+    def _look_at(self, words: Words) -> None:
+        if why := self._check([self._mine] if words is self._mine else [self._mine, words]):
+            raise why
+
+    def _lose(self, rank: int) -> None:
+        """Where nobody is started in its stead, its end is that of the meeting."""
+        if not self._own.guests[rank].has_hung_up():
+            return  # it has said more than it should, which is heard when all have come
+        words = self._own.words[rank]
+        self._own.leave(rank)
+        self._came.remove(rank)
+        if not self._place.others_may_come:
+            verdict = f"{name_of(words)} left while the ranks met"
+            raise about(words, RendezvousError, verdict, "look at that rank's log")
+
+    def _seat_other(self, words: Words, connection: Connection) -> None:
+        among: str = words["among"]
+        table = self._others.setdefault(among, Table(range(words["size"])))
+        table.waiting.append(connection)
+        try:
+            table.seat(words)
+            if not table.is_full():
+                return
+            whole = table.in_order()
+            if why := self._check(whole):
+                raise why
+            table.tell_all({"ranks": whole, "by": None})
+        except Error as error:
+            table.tell_all({"refused": told_of(error)})
+        del self._others[among]
+
+    # ---- the end ----
+
+    def _hand_out(self, table: list[Words], own: Sequence[int], share: Share) -> Met:
+        """Those of this world get the table, and stay."""
+        guests = self._own.guests
+        of_each = {rank: guest.take_descriptors() for rank, guest in guests.items()}
+        try:
+            ranks = self._meeting.ranks
+            shared = share([of_each.get(rank, list(own)) for rank in ranks])
+        except Error as error:
+            for theirs in of_each.values():
+                close_all(theirs)
+            raise could_not_meet(self._mine, error) from error
+        words = json.dumps({"ranks": table, "by": self._mine["rank"]}).encode()
+        until = max(self._meeting.until, time.monotonic() + GRACE)
+        for connection in guests.values():
+            with suppress(OSError):  # who has gone is found to have
+                connection.send(words, shared, until)
+        self._own.waiting.clear()
+        return Met(table, Keeper(self._mine, guests, table, self._meeting.until + GRACE), shared)
+
+    def _refuse_all(self, why: Error) -> None:
+        refusal = {"refused": told_of(why)}
+        self._own.tell_all(refusal)
+        if not self._is_called_off:
+            self._refuse_late(refusal)
+
+    def _refuse_late(self, refusal: Words) -> None:
+        """Whoever comes soon is told, too, and does not look for this rank in vain."""
+        until = min(self._meeting.until, time.monotonic() + FAREWELL)
+        awaited = len(self._meeting.ranks) - len(self._came)
+        if self._foreign:  # another job's may come, too
+            awaited += len(self._meeting.ranks)
+        while awaited > self._knocks and time.monotonic() < until:
+            try:
+                for _, connection in self._arrivals():
+                    awaited -= 1
+                    _tell(connection, refusal)
+            except OSError:  # descriptors may be what this rank lacks
+                self._own.tell_all(refusal)
+                time.sleep(_PAUSE)
+
+    def _end(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+        late = self._others.setdefault("late", Table(()))
+        late.waiting += [visitor.connection for visitor in self._visitors.values()]
+        for table in self._others.values():
+            table.tell_all({"closed": f"a world of {self._meeting.world()}"})
+
+    # ---- what is said meanwhile ----
+
+    def _tell_of_strangers(self) -> None:
+        """Once of each."""
+        for whence, lacks in self._strangers[self._told : _MOST_WARNINGS]:
+            self._meeting.warn(
+                f"somebody {whence} has knocked {self._place} {lacks}: if it is a rank of this "
+                f"job, look at its log; {self._who_is_missing()}"
+            )
+        self._told = len(self._strangers)
+
+    def _who_is_missing(self) -> str:
+        return (
+            f"{len(self._own.words)} of {len(self._own.ranks)} ranks arrived {self._place}; "
+            f"missing: {in_runs(self._own.missing())}{self._meeting.said_among()}"
+        )
+
+    def _missing(self) -> RendezvousError:
+        unknown = dict.fromkeys(whence for whence, lacks in self._strangers if "secret" in lacks)
+        places = ", ".join(list(unknown)[:_MOST_WARNINGS])
+        strangers = f"; somebody {places} did not know the job's secret" if unknown else ""
+        error = RendezvousError(f"{self._who_is_missing()}{strangers}\n  advice: {_FIND}")
+        error.advice = _FIND
+        error.values = {"missing": self._own.missing()}
+        return error

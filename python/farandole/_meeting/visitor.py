@@ -1,0 +1,72 @@
+"""Who has connected and has not said yet which rank it is."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Generator
+from typing import NamedTuple
+
+from farandole._meeting.connection import HEAD, MAGIC, NONCE, POLITE, PROOF, Connection, proof
+from farandole._meeting.errors import Words
+from farandole._meeting.members import checked
+
+
+class _Wanted(NamedTuple):
+    bytes: int
+    lacks: str  # what a stranger comes without, who does not say them
+
+
+class Visitor:
+    """Silent ones hold nobody up: what has come is taken, and no more is waited for."""
+
+    def __init__(self, connection: Connection, whence: str, secret: bytes) -> None:
+        self.connection = connection
+        self.whence = whence
+        self.until = time.monotonic() + POLITE  # then it will not say it any more
+        self._said = b""
+        self._steps = _greeting(connection, secret)
+        self._wanted = next(self._steps)
+
+    @property
+    def lacks(self) -> str:
+        return self._wanted.lacks
+
+    def hear(self) -> Words | None:
+        """Its words, once they have come.
+
+        Raises:
+            OSError: it has gone.
+            ValueError: it is no rank of this job.
+        """
+        while (data := self.connection.receive(self._wanted.bytes - len(self._said))) is not None:
+            self._said += data
+            if len(self._said) < self._wanted.bytes:
+                continue
+            said, self._said = self._said, b""
+            try:
+                self._wanted = self._steps.send(said)
+            except StopIteration as end:
+                words: Words = end.value
+                return words
+        return None
+
+
+def _greeting(connection: Connection, secret: bytes) -> Generator[_Wanted, bytes, Words]:
+    """Takes what is wanted, and gives the words in the end."""
+    theirs = yield _Wanted(len(MAGIC) + NONCE, "without farandole's first words")
+    if not theirs.startswith(MAGIC):
+        raise ValueError("it does not know how ranks meet")
+    mine = secrets.token_bytes(NONCE)
+    nonces = theirs[len(MAGIC) :] + mine
+    # So little goes into the buffer of a new connection at once.
+    connection.send_bytes(MAGIC + mine + proof(secret, b"server", nonces), time.monotonic())
+    proved = yield _Wanted(PROOF, "without the job's secret" if secret else "without a proof")
+    if not hmac.compare_digest(proved, proof(secret, b"client", nonces)):
+        raise ValueError("it does not know the secret")
+    lacks = "without a rank's words"
+    size, descriptors = connection.sizes((yield _Wanted(HEAD.size, lacks)))
+    whole = yield _Wanted(descriptors + size, lacks)
+    return checked(json.loads(whole[descriptors:]))
