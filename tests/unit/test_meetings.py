@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import resource
 import socket
 import sys
 import threading
@@ -532,9 +533,16 @@ def name_of(job: str) -> str:
 
 
 def reached_here(job: str) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.connect(name_of(job))
-    return found
+    for _ in range(400):
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            found.connect(name_of(job))
+        except ConnectionRefusedError:  # the name is taken before somebody listens there
+            found.close()
+            time.sleep(0.005)
+        else:
+            return found
+    raise TimeoutError
 
 
 def test_strangers_on_this_host_hold_nobody_up(come: Meet) -> None:
@@ -580,3 +588,31 @@ def test_a_process_of_another_user_is_let_in_by_nobody(come: Meet) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert verdict(come("users", 1, 2)) == "met"
     assert verdict(first) == "met"
+
+
+# ---- many ranks ----
+
+
+def test_a_thousand_ranks_meet_and_strangers_do_not_keep_them_from_it(meet: Meet) -> None:
+    """The protocol without processes: each guest is a thread. The backlog of connections, the
+    descriptors and the table that each gets are as in a world of that size."""
+    size, port = 1000, free_port()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        first = meet(0, size, port, seconds=100)
+        with ExitStack() as stack, ThreadPoolExecutor(size) as threads:
+            stack.enter_context(reached(port))
+            for _ in range(1100):
+                stack.enter_context(reached(port))
+            others = [
+                threads.submit(
+                    met, meeting_of(rank, size, 100, secret=b"secret"), MasterPort(HERE, port),
+                    words_of(rank, addresses="00" * 160), odd,
+                )
+                for rank in range(1, size)
+            ]  # fmt: skip
+            assert [words["rank"] for words in first.result(120)] == list(range(size))
+            assert {len(other.result(120)) for other in others} == {size}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

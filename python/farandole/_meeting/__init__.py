@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from farandole._core import AuthError, RendezvousError
 from farandole._meeting.errors import Words, could_not_meet, error_in, name_of, told_of
@@ -100,7 +101,7 @@ def exchange(
             why = _no_place(meeting, place, taken) if taken else nobody_there(meeting, place, error)
             if time.monotonic() >= meeting.until:
                 raise why from error
-            reminder.warn_in_time(str(why))
+            reminder.warn_in_time(partial(str, why))
         except (Lost, AuthError) as error:
             if taken is not None:
                 raise _no_place(meeting, place, taken) from error

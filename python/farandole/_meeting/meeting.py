@@ -68,7 +68,7 @@ class Reminder:
         self._since = time.monotonic()
         self._next = self._since + meeting.warn_after
 
-    def warn_in_time(self, text: str) -> None:
+    def warn_in_time(self, text: Callable[[], str]) -> None:
         if (now := time.monotonic()) >= self._next:
             self._next = now + _REMIND
-            self._warn(f"after {now - self._since:.0f} s {text}")
+            self._warn(f"after {now - self._since:.0f} s {text()}")

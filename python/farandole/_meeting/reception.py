@@ -66,6 +66,9 @@ class Table:
             )
         self.words[rank] = words
 
+    def rank_at(self, descriptor: int) -> int | None:
+        return next((r for r, guest in self.guests.items() if guest.fileno() == descriptor), None)
+
     def leave(self, rank: int) -> None:
         del self.words[rank]
         connection = self.guests.pop(rank)
@@ -98,6 +101,9 @@ class Reception:
         self._mine = mine
         self._check = check
         self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._poll = select.poll()  # which needs no descriptor
+        for listener in listeners:
+            self._poll.register(listener, select.POLLIN)
         self._own = Table(meeting.ranks)
         self._came = {meeting.rank}  # seated or refused
         self._foreign = False  # some of those are not of this world: there are more ranks than its
@@ -139,7 +145,7 @@ class Reception:
             for words, connection in self._arrivals():
                 self._seat(words, connection)
             self._tell_of_strangers()
-            reminder.warn_in_time(self._who_is_missing())
+            reminder.warn_in_time(self._who_is_missing)
 
     def _look(self) -> None:
         try:
@@ -150,11 +156,7 @@ class Reception:
 
     def _arrivals(self) -> Iterator[tuple[Words, Connection]]:
         """Those of this rank's world who have come by now; and notices who has gone."""
-        guests = {guest.fileno(): rank for rank, guest in self._own.guests.items()}
-        poll = select.poll()  # which needs no descriptor
-        for descriptor in (*self._visitors, *guests, *self._listeners):
-            poll.register(descriptor, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK)]
+        ready = [descriptor for descriptor, _ in self._poll.poll(1000 * LOOK)]
         # Who is in already is heard before others are let in, perhaps in its place.
         for descriptor in sorted(ready, key=self._listeners.__contains__):
             if (listener := self._listeners.get(descriptor)) is not None:
@@ -166,8 +168,10 @@ class Reception:
                     yield words, visitor.connection
                 else:
                     self._seat_other(words, visitor.connection)
-            elif (rank := guests.get(descriptor)) in self._own.guests:
-                self._lose(rank)
+            else:
+                self._poll.unregister(descriptor)
+                if (rank := self._own.rank_at(descriptor)) is not None:
+                    self._lose(rank)
         self._drop_the_silent()
 
     def _let_in(self, listener: socket.socket) -> None:
@@ -190,6 +194,7 @@ class Reception:
             whence = f"at {address[0]}" if address else f"(process {connection.process()})"
             visitor = Visitor(connection, whence, self._meeting.secret)
             self._visitors[connection.fileno()] = visitor
+            self._poll.register(connection, select.POLLIN)
 
     def _makes_room(self) -> bool:
         """By the one that is silent longest: a rank has more time than it needs."""
@@ -219,6 +224,7 @@ class Reception:
             self._drop(visitor)
 
     def _drop(self, visitor: Visitor) -> None:
+        self._poll.unregister(visitor.connection)
         del self._visitors[visitor.connection.fileno()]
         visitor.connection.close()
         self._knocks += 1

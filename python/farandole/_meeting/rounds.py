@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from farandole._core import Error, RendezvousError
@@ -95,7 +96,7 @@ class _Leader:
             if time.monotonic() >= self._meeting.until:
                 raise RendezvousError(why)
             self._meeting.look()
-            reminder.warn_in_time(why)
+            reminder.warn_in_time(partial(str, why))
             for rank in self._arrivals(missing):
                 self._look_at(self._words[rank])
 
@@ -160,7 +161,7 @@ def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> R
                 f"rank {meeting.rank} did not meet all others: {why}; look at rank 0's log"
             )
         meeting.look()
-        reminder.warn_in_time(why)
+        reminder.warn_in_time(partial(str, why))
         time.sleep(pause)
 
 

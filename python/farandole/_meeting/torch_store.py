@@ -43,7 +43,7 @@ def _reminding(meeting: Meeting, text: Callable[[], str]) -> Iterator[None]:
     def remind() -> None:
         reminder = Reminder(meeting)
         while not done.wait(LOOK):
-            reminder.warn_in_time(text())
+            reminder.warn_in_time(text)
 
     threading.Thread(target=remind, daemon=True).start()
     try:
