@@ -11,30 +11,38 @@ namespace {
 
 std::array<PyObject*, kErrors.size()> python_classes{};
 
+/// Names and words of other processes stand in it, cut where they were too long: never no text.
+py::str shown(const std::string& text) {
+  PyObject* made =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace");
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(made);
+}
+
 void set_fields(PyObject* instance, const Error& error) {
   const Context& c = error.where();
   py::handle h(instance);
-  h.attr("verdict") = error.verdict();
-  h.attr("evidence") = c.evidence;
-  h.attr("advice") = error.advice();
+  h.attr("verdict") = shown(error.verdict());
+  h.attr("evidence") = shown(c.evidence);
+  h.attr("advice") = shown(error.advice());
   h.attr("rank") = c.rank >= 0 ? py::object(py::int_(c.rank)) : py::none();
   h.attr("peer") = c.peer >= 0 ? py::object(py::int_(c.peer)) : py::none();
   h.attr("pid") = c.pid > 0 ? py::object(py::int_(c.pid)) : py::none();
   h.attr("signal") = c.signal > 0 ? py::object(py::int_(c.signal)) : py::none();
-  h.attr("host") = c.host;
-  h.attr("operation") = c.operation;
-  h.attr("tensor") = c.tensor;
+  h.attr("host") = shown(c.host);
+  h.attr("operation") = shown(c.operation);
+  h.attr("tensor") = shown(c.tensor);
   h.attr("sequence") = c.sequence;
   h.attr("lane") = c.lane >= 0 ? py::object(py::int_(c.lane)) : py::none();
   h.attr("step") = c.step >= 0 ? py::object(py::int_(c.step)) : py::none();
   h.attr("bytes_done") = c.bytes_done;
   h.attr("bytes_total") = c.bytes_total;
-  h.attr("field") = c.field;
+  h.attr("field") = shown(c.field);
   py::dict values;
   for (const auto& [value, ranks] : c.values) {
     py::list list;
     for (int r : ranks) list.append(r);
-    values[py::str(value)] = list;
+    values[shown(value)] = list;
   }
   h.attr("values") = values;
 }
@@ -64,7 +72,7 @@ void set_defaults(py::module_& module, const py::object& base) {
 /// Sets the Python error that `error` stands for; the GIL is held.
 void raise_in_python(const Error& error) {
   PyObject* type = python_classes[static_cast<size_t>(error.code())];
-  PyObject* instance = PyObject_CallFunction(type, "s", error.what());
+  PyObject* instance = PyObject_CallOneArg(type, shown(error.what()).ptr());
   if (instance == nullptr) return;
   set_fields(instance, error);
   PyErr_SetObject(type, instance);
@@ -75,7 +83,7 @@ void raise_in_python(const Error& error) {
 py::object python_error(const Error& error) {
   PyObject* type = python_classes[static_cast<size_t>(error.code())];
   py::object instance =
-      py::reinterpret_steal<py::object>(PyObject_CallFunction(type, "s", error.what()));
+      py::reinterpret_steal<py::object>(PyObject_CallOneArg(type, shown(error.what()).ptr()));
   if (!instance) throw py::error_already_set();
   set_fields(instance.ptr(), error);
   return instance;

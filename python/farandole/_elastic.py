@@ -8,7 +8,6 @@ end is _launch/elastic/supervisor.py.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from farandole import _core
+from farandole import _core, _json
 from farandole._core import InvalidArgument, RendezvousError
 from farandole._datagrams import PARTS, Ear
 
@@ -98,7 +97,7 @@ class _Worker:
             self.changes = Changes(True, only_fewer)
 
     def _words(self) -> Iterator[dict[str, Any]]:
-        return map(json.loads, self._ear.words())
+        return map(_json.read, self._ear.words())
 
 
 class _State:

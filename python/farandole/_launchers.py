@@ -5,10 +5,11 @@ Reading it needs nothing else of the package, since the launcher itself does so,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from farandole import _json
 
 Environment = Mapping[str, str]
 
@@ -140,7 +141,7 @@ def _tasks_of_this_node(environment: Environment, name: str) -> int:
 
 def _hosts(environment: Environment, name: str) -> list[str]:
     try:
-        hosts = json.loads(environment[name])
+        hosts = _json.read(environment[name])
     except ValueError:
         hosts = None
     if not isinstance(hosts, list):
@@ -176,7 +177,7 @@ class _Cluster(NamedTuple):
 def _cluster(environment: Environment) -> _Cluster:
     name = "TF_CONFIG"
     try:
-        told = json.loads(environment[name])
+        told = _json.read(environment[name])
         tasks = {role: list(told["cluster"].get(role, [])) for role in ("chief", "worker")}
         role, number = told.get("task", {}).get("type"), int(told.get("task", {}).get("index", 0))
         addresses = [str(each) for each in tasks["chief"] + tasks["worker"]]

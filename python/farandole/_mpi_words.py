@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from farandole import _json
 from farandole._core import RendezvousError
 
 Words = dict[str, Any]
@@ -42,7 +43,7 @@ def hear(comm: Any, source: int | None, tag: int, until: float) -> Words | None:
         if message is not None:
             text = bytearray(status.Get_count(mpi.BYTE))
             message.Recv([text, mpi.BYTE])
-            words: Words = json.loads(text)
+            words: Words = _json.read(text)
             return words
         if time.monotonic() >= until:
             return None

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from farandole import _json
+
 POLITE = 5.0  # seconds in which who connects says who it is
 LOOK = 0.1  # seconds; how often an interruption is looked for
 MAGIC = b"farandole meets 2"
@@ -106,7 +108,7 @@ class Connection:
 
     def hear(self, until: float) -> Any:
         size, descriptors = self.sizes(self.take(HEAD.size, until))
-        return json.loads(self.take(descriptors + size, until)[descriptors:])
+        return _json.read(self.take(descriptors + size, until)[descriptors:])
 
     def sizes(self, head: bytes) -> tuple[int, int]:
         """How many bytes of words come, and how many in which descriptors do."""

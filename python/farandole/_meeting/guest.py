@@ -101,7 +101,7 @@ def _answer(meeting: Meeting, place: Place, connection: Connection, mine: Words)
         answer = connection.hear(time.monotonic() + POLITE)
         if not isinstance(answer, dict) or not {"closed", "refused", "ranks"} & answer.keys():
             raise ValueError("it gave no answer")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise Guest(mine, connection, {}, 0).fail(error) from error
         raise Lost(

@@ -179,7 +179,7 @@ def _heard(
         number = numbers[descriptor]
         try:
             yield number, _words(connections[number])
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             yield number, None
 
 

@@ -209,7 +209,7 @@ class Reception:
             if (words := visitor.hear()) is not None:
                 del self._visitors[visitor.connection.fileno()]
             return words
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 del self._visitors[visitor.connection.fileno()]
                 self._own.waiting.append(visitor.connection)  # it is told

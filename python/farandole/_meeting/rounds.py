@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from farandole import _json
 from farandole._core import Error, RendezvousError
 from farandole._meeting.errors import Words, error_in, told_of
 from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Reminder
@@ -109,7 +110,7 @@ class _Leader:
         began = time.monotonic()
         came = [rank for rank in missing if self._store.check([f"{self._key}/{rank}"])]
         for rank in came:
-            self._words[rank] = checked(json.loads(self._store.get(f"{self._key}/{rank}")))
+            self._words[rank] = checked(_json.read(self._store.get(f"{self._key}/{rank}")))
         if not came:
             time.sleep(max(_PAUSE, time.monotonic() - began))
         return came
@@ -168,7 +169,7 @@ def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> R
 def _answer_to(store: KeyValueStore, key: str, mine: Words) -> Words | None:
     if _text(store, _answer_of(key, mine["rank"])) != mine["number"]:
         return None
-    answer: Words = json.loads(store.get(key))
+    answer: Words = _json.read(store.get(key))
     return answer
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+from farandole import _json
 from farandole._core import Error, RendezvousError
 from farandole._meeting.connection import LOOK
 from farandole._meeting.errors import Words, could_not_meet, error_in, told_of
@@ -92,7 +93,7 @@ class InStore:
     def look(self) -> None:
         if not self._over and self._is_set("failed"):
             self._over = True
-            raise error_in(json.loads(self._store.get(f"{self._name}/failed")))
+            raise error_in(_json.read(self._store.get(f"{self._name}/failed")))
 
     def fail(self, why: BaseException) -> Error:
         error = could_not_meet(self._mine, why)

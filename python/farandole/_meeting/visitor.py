@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import time
 from collections.abc import Generator
 from typing import NamedTuple
 
+from farandole import _json
 from farandole._meeting.connection import HEAD, MAGIC, NONCE, POLITE, PROOF, Connection, proof
 from farandole._meeting.errors import Words
 from farandole._meeting.members import checked
@@ -69,4 +69,4 @@ def _greeting(connection: Connection, secret: bytes) -> Generator[_Wanted, bytes
     lacks = "without a rank's words"
     size, descriptors = connection.sizes((yield _Wanted(HEAD.size, lacks)))
     whole = yield _Wanted(descriptors + size, lacks)
-    return checked(json.loads(whole[descriptors:]))
+    return checked(_json.read(whole[descriptors:]))

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from farandole import _json
+
 SUFFIX = ".clock"
 _MUCH_WORSE = 2.0  # than the median of a run: a round trip that was held up says little
 
@@ -46,7 +48,7 @@ def read(part: Path, run: str) -> Clock | None:
     """The clock of a rank's part; None where there is no reading of that run."""
     lines: list[Any] = []
     with suppress(OSError, ValueError):  # a line that is half written is the last one
-        lines.extend(map(json.loads, part.with_suffix(SUFFIX).read_text("ascii").splitlines()))
+        lines.extend(map(_json.read, part.with_suffix(SUFFIX).read_text("ascii").splitlines()))
     try:
         if not lines or str(lines[0]["run"]) != run:
             return None

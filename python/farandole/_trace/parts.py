@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from farandole import _json
 from farandole._trace import clocks
 from farandole._trace.clocks import Clock
 
@@ -117,7 +118,7 @@ def headers(directory: Path) -> list[Header]:
 def _header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
-            says = json.loads(file.readline())["args"]
+            says = _json.read(file.readline())["args"]
         return Header(
             path,
             str(says["run"]),
@@ -200,7 +201,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise TraceError(f"{path}, line {number} is not an event") from None
             if not isinstance(event, dict):
                 raise TraceError(f"{path}, line {number} is not an event")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from farandole import _json
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
 
@@ -65,6 +68,14 @@ class Snapshots:
         return [match for name in names if (match := re.fullmatch(pattern, name))]
 
 
+# What numpy and zipfile raise for files that are none; a part of a kind that they do not know is a
+# RuntimeError.
+_DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+
+
 class Content(NamedTuple):
     """Of one snapshot."""
 
@@ -105,8 +116,8 @@ def write(snapshots: Snapshots, server: int, servers: int, content: Content) -> 
 def read(path: Path) -> Content:
     """Raises InvalidArgument for a file that is none, or is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            head = json.loads(str(file["head"]))
+        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
+            head = _json.read(str(file["head"]))
             if head["format"] != _FORMAT:
                 raise InvalidArgument(
                     f"snapshot {path} is of format {head['format']}; this version reads {_FORMAT}"
@@ -117,7 +128,7 @@ def read(path: Path) -> Content:
                 {name: file[f"r{i}"] for i, name in enumerate(head["rule"])},
                 head["told"],
             )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from farandole import _world
-from farandole._core import Group, Handle
+from farandole import _json, _world
+from farandole._core import Group, Handle, InternalError
 from farandole.parameter_server._rows import Gradient, Rows
 
 # What a head says first. Workers ask, and servers answer: to PULL, TICKET, SAVE, ADD and FLUSH.
@@ -128,15 +129,20 @@ def packed(gradients: Sequence[tuple[int, Gradient]]) -> tuple[np.ndarray, np.nd
 
 
 def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:
-    """The gradients by name; they lie in the message."""
+    """The gradients by name; they lie in the message.
+
+    Raises:
+        InternalError: it is none of ours.
+    """
     found: dict[str, Gradient] = {}
     at = offset = 0
     while at < len(message.table):
-        place, rows = (int(each) for each in message.table[at : at + 2])
-        piece = pieces[place]
+        piece, rows = _checked_piece(pieces, message.table[at:])
         dense = rows == _DENSE
         shape = piece.shape if dense else (rows, *piece.shape[1:])
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(piece.dtype).itemsize
+        if offset + nbytes > len(message.data):
+            raise InternalError(f"a message about '{piece.name}' ends {nbytes} bytes too early")
         # Bytes of one dtype may not begin where those of the next are aligned.
         values = np.frombuffer(
             message.data[offset : offset + nbytes].tobytes(), piece.dtype
@@ -146,9 +152,22 @@ def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:
         if dense:
             found[piece.name] = values
         else:
-            found[piece.name] = Rows(message.table[at : at + rows], values)
+            indices = message.table[at : at + rows]
+            if rows and not 0 <= indices.min() <= indices.max() < piece.shape[0]:
+                raise InternalError(f"a message about rows that '{piece.name}' does not have")
+            found[piece.name] = Rows(indices, values)
             at += rows
     return found
+
+
+def _checked_piece(pieces: Sequence[Piece], rest: np.ndarray) -> tuple[Piece, int]:
+    """What the table says next, and of how many rows, whose indices follow."""
+    place, rows = (int(each) for each in rest[:2]) if len(rest) > 1 else (-1, 0)
+    if not 0 <= place < len(pieces):
+        raise InternalError(f"a message about piece {place} of {len(pieces)}")
+    if rows != _DENSE and not (0 <= rows <= len(rest) - 2 and pieces[place].shape):
+        raise InternalError(f"a message about {rows} rows of '{pieces[place].name}'")
+    return pieces[place], rows
 
 
 def described(pieces: Sequence[tuple[Piece, np.ndarray]]) -> tuple[list[int], np.ndarray]:
@@ -159,13 +178,23 @@ def described(pieces: Sequence[tuple[Piece, np.ndarray]]) -> tuple[list[int], np
 
 
 def new_pieces(message: Message) -> list[tuple[Piece, np.ndarray]]:
-    """What an ADD has."""
+    """What an ADD has.
+
+    Raises:
+        InternalError: it is none of ours.
+    """
     length = message.numbers[0]
     found = []
     rest = message.data[length:]
-    for name, shape, dtype in json.loads(message.data[:length].tobytes()):
-        value = np.empty(shape, dtype)
-        value.reshape(-1).view(np.uint8)[...] = rest[: value.nbytes]
-        rest = rest[value.nbytes :]
-        found.append((Piece(name, tuple(shape), dtype), value))
+    try:
+        for name, shape, dtype in _json.read(message.data[:length].tobytes()):
+            kind = np.dtype(dtype)
+            if min(shape, default=0) < 0:
+                raise ValueError(f"shape {shape}")
+            nbytes = math.prod(shape) * kind.itemsize
+            value = rest[:nbytes].copy().view(kind).reshape(shape)  # no more than has come
+            rest = rest[nbytes:]
+            found.append((Piece(str(name), tuple(shape), str(dtype)), value))
+    except (ValueError, TypeError) as error:
+        raise InternalError(f"a message about new variables is none: {error}") from error
     return found

@@ -19,6 +19,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from farandole import _json
+
 PIECE = 32 * 1024  # of a rank's output, in one frame
 WINDOW = 256 * 1024  # of one stream, on its way and not shown yet
 LARGEST = 16 << 20  # a job's environment may be large
@@ -89,7 +91,7 @@ class Decoder:
 
 def _decoded(content: bytes) -> Message:
     try:
-        found = json.loads(content)
+        found = _json.read(content)
         return Message(str(found.pop("kind")), found)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise FrameError(f"{content[:40]!r} is no message") from error
@@ -105,7 +107,7 @@ def _output(content: bytes) -> Output:
 def _parcel(content: bytes) -> Parcel:
     about, _, data = content.partition(b"\0")
     try:
-        what, name, last = json.loads(about)
+        what, name, last = _json.read(about)
         return Parcel(str(what), str(name), bool(last), data)
     except (ValueError, TypeError) as error:
         raise FrameError(f"{content[:40]!r} is no parcel") from error

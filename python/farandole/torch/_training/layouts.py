@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from farandole import _json
 from farandole._core import Mismatch
 from farandole._world import Group
 from farandole.common._objects import BUILD_ALIKE
@@ -58,7 +59,7 @@ def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> l
     lengths = _gathered(group, len(written).to_bytes(8, "little"), "length of layouts")
     longest = max(int.from_bytes(length, "little") for length in lengths)
     texts = _gathered(group, written.ljust(longest), "layouts")
-    by_rank: list[list[_Row]] = [json.loads(text) for text in texts]
+    by_rank: list[list[_Row]] = [_json.read(text) for text in texts]
     for i, (name, p) in enumerate(named):
         _refuse_other_shapes(group, name, [rows[i][0] for rows in by_rank])
         if any(rows[i][1] != by_rank[0][i][1] for rows in by_rank):
