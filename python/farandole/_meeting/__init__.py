@@ -82,6 +82,7 @@ def exchange(
         Error: what ``check`` says, or what a rank lacks.
         AuthError: the other end does not know the secret.
     """
+    mine = mine | {"among": meeting.among}
     reminder = Reminder(meeting)
     pause = _FIRST_PAUSE
     while True:

@@ -28,8 +28,9 @@ def kind_of(error: Error) -> type[Error]:
     return next(each for each in type(error).__mro__ if each.__name__ in _core.error_names)
 
 
-def error_in(words: Words) -> Error:
+def error_in(told: Any) -> Error:
     """The error that others have told; a RendezvousError where this version has no such kind."""
+    words: Words = told if isinstance(told, dict) else {"text": told}
     name = words.get("kind")
     kind: type[Error] = getattr(_core, name) if name in _core.error_names else RendezvousError
     error = kind(str(words.get("text")))

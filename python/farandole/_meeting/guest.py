@@ -23,6 +23,7 @@ from farandole._meeting.connection import (
 from farandole._meeting.errors import Words, error_in
 from farandole._meeting.line import Guest
 from farandole._meeting.meeting import GRACE, Meeting, Met
+from farandole._meeting.members import checked
 from farandole._meeting.places import Place
 
 
@@ -40,12 +41,12 @@ def be_guest(meeting: Meeting, place: Place, mine: Words, descriptors: Sequence[
     try:
         _prove(meeting, place, connection)
         with suppress(ConnectionError):  # there may be an answer
-            connection.send(mine | {"among": meeting.among}, descriptors)
+            connection.send(mine, descriptors)
         answer = _answer(meeting, place, connection, mine)
         if "closed" in answer:
             raise Closed(errno.ECONNREFUSED, f"there was {answer['closed']}")
-        if why := answer.get("refused"):
-            raise error_in(why)
+        if "refused" in answer:
+            raise error_in(answer["refused"])
     except BaseException:
         connection.close()
         raise
@@ -99,9 +100,10 @@ def _answer(meeting: Meeting, place: Place, connection: Connection, mine: Words)
     try:
         wait_for(connection, meeting.until + GRACE, meeting.look)
         answer = connection.hear(time.monotonic() + POLITE)
-        if not isinstance(answer, dict) or not {"closed", "refused", "ranks"} & answer.keys():
+        if not isinstance(answer, dict) or not {"closed", "refused", "by"} & answer.keys():
             raise ValueError("it gave no answer")
-    except (OSError, ValueError) as error:
+        answer["ranks"] = [checked(words) for words in answer.get("ranks", [])]
+    except (OSError, ValueError, TypeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise Guest(mine, connection, {}, 0).fail(error) from error
         raise Lost(
