@@ -79,10 +79,13 @@ class Connection:
         """`words`: or the same as JSON, made once for many."""
         until = time.monotonic() + POLITE if until is None else until
         data = words if isinstance(words, bytes) else json.dumps(words).encode()
-        self.send_bytes(HEAD.pack(len(data), len(descriptors)), until)
-        for begin in range(0, len(descriptors), _AT_ONCE):
-            self._give(descriptors[begin : begin + _AT_ONCE], until)
-        self.send_bytes(data, until)
+        head = HEAD.pack(len(data), len(descriptors))
+        if descriptors:
+            self.send_bytes(head, until)
+            for begin in range(0, len(descriptors), _AT_ONCE):
+                self._give(descriptors[begin : begin + _AT_ONCE], until)
+            head = b""
+        self.send_bytes(head + data, until)  # together: who reads waits for the rest
 
     def send_bytes(self, data: bytes, until: float) -> None:
         view = memoryview(data)
