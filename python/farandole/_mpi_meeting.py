@@ -22,6 +22,7 @@ Check = Callable[[list[Words]], Error | None]
 
 _TOLD, _ANSWERED, _LATER = 1, 2, 3  # tags of words; the core has tags of its own
 _GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
+_HEARD = 1.0  # seconds in which who still waits hears that a rank has failed
 _LIVES = 0.1  # seconds between two looks at the processes of this host
 
 _keys: list[int] = []  # one, under which communicators keep their duplicate
@@ -119,7 +120,7 @@ class _Line:
         self._table = table
         self._rank = rank
         self._until = until
-        self._others = range(1, len(table)) if rank == 0 else [0]
+        self._others = list(range(1, len(table)) if rank == 0 else [0])  # that listen
         self._awaited = set(self._others)  # that have not said yet that they are connected
         self._over = False
         self._gone: Words | None = None  # as the last look has found
@@ -129,6 +130,7 @@ class _Line:
         while not self._over and (words := hear(self._ours, None, _LATER, 0)) is not None:
             self._awaited.discard(words["rank"])
             if why := words["failed"]:
+                self._others.remove(words["rank"])
                 if self._rank == 0:
                     self._tell(why)
                 self._over = True
@@ -158,6 +160,7 @@ class _Line:
         before, self._gone = self._gone, next(filter(_has_ended, self._of_this_host()), None)
         self._next_look = time.monotonic() + _LIVES
         if self._gone is not None and self._gone is before:
+            self._others = [rank for rank in self._others if rank != self._gone["rank"]]
             self._give_up(line.ended(self._gone))
 
     def _of_this_host(self) -> Iterator[Words]:
@@ -175,10 +178,8 @@ class _Line:
 
     def _tell(self, why: Words | None) -> None:
         words = {"rank": self._rank, "failed": why}
-        until = time.monotonic() + _GRACE
-        gone = None if self._gone is None else self._gone["rank"]  # it takes nothing
-        others = [rank for rank in self._others if rank != gone]
-        for telling in [begin(self._ours, words, rank, _LATER) for rank in others]:
+        until = time.monotonic() + (_GRACE if why is None else _HEARD)
+        for telling in [begin(self._ours, words, rank, _LATER) for rank in self._others]:
             with suppress(RendezvousError):  # it may have ended
                 finish(telling, until, "a rank does not take this one's word")
 

@@ -27,6 +27,7 @@ PROOF = 32
 HEAD = struct.Struct("<II")
 _MOST = 1 << 25  # bytes of all words; of each rank some 1000
 _AT_ONCE = 253  # descriptors, as the kernel takes them, with one byte each time
+_INT = array.array("i").itemsize
 _PAUSE = 0.001  # seconds
 
 
@@ -147,17 +148,22 @@ class Connection:
         if not self._takes_descriptors:
             return self._socket.recv(most)
         try:
-            data, descriptors, flags, _ = self._receive_all(most)
+            data, rights, flags, _ = self._receive_all(most)
         except ConnectionResetError:
             # Who closed it has not read all; what it sent before comes behind this error.
-            data, descriptors, flags, _ = self._receive_all(most)
-        self._descriptors += descriptors
+            data, rights, flags, _ = self._receive_all(most)
+        for level, kind, its in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                whole = len(its) // _INT * _INT
+                self._descriptors += array.array("i", its[:whole])
         if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return data
 
-    def _receive_all(self, most: int) -> tuple[bytes, list[int], int, Any]:
-        return socket.recv_fds(self._socket, most, _AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+    def _receive_all(self, most: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+        """By socket.recv_fds programs that are started would inherit them: it drops the flag."""
+        room = socket.CMSG_SPACE(_AT_ONCE * _INT)
+        return self._socket.recvmsg(most, room, socket.MSG_CMSG_CLOEXEC)
 
     def _wait(self, events: int, until: float) -> None:
         left = until - time.monotonic()

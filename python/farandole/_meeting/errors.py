@@ -9,7 +9,10 @@ from farandole._core import Error, RendezvousError
 
 Words = dict[str, Any]
 
-_FIELDS = {"verdict": str, "advice": str, "rank": int, "pid": int, "host": str, "values": dict}
+_FIELDS = {
+    "verdict": str, "evidence": str, "advice": str, "rank": int, "pid": int, "host": str,
+    "values": dict,
+}  # fmt: skip
 
 
 def name_of(words: Words) -> str:
@@ -17,10 +20,12 @@ def name_of(words: Words) -> str:
 
 
 def told_of(error: Error) -> Words:
-    """As it is told to others."""
+    """As it is told to others: no more than its class does not say."""
+    kind = kind_of(error)
     fields = {name: getattr(error, name) for name in _FIELDS}
-    kind = kind_of(error).__name__
-    return fields | {"kind": kind, "text": str(error), "values": dict(error.values)}
+    fields["values"] = dict(error.values)
+    said = {name: value for name, value in fields.items() if value != getattr(kind, name)}
+    return {"verdict": error.verdict, **said, "kind": kind.__name__}
 
 
 def kind_of(error: Error) -> type[Error]:
@@ -30,21 +35,27 @@ def kind_of(error: Error) -> type[Error]:
 
 def error_in(told: Any) -> Error:
     """The error that others have told; a RendezvousError where this version has no such kind."""
-    words: Words = told if isinstance(told, dict) else {"text": told}
+    words: Words = told if isinstance(told, dict) else {"verdict": str(told)}
     name = words.get("kind")
     kind: type[Error] = getattr(_core, name) if name in _core.error_names else RendezvousError
-    error = kind(str(words.get("text")))
-    for field, of in _FIELDS.items():
-        if isinstance(value := words.get(field), of):
-            setattr(error, field, value)
-    return error
+    return _made(
+        kind, {field: v for field, v in words.items() if isinstance(v, _FIELDS.get(field, ()))}
+    )
 
 
 def about(who: Words, kind: type[Error], verdict: str, advice: str = "") -> Error:
-    """Of that rank, in the form that the core's errors have."""
-    error = kind(f"{verdict}\n  advice: {advice or kind.advice}")
-    error.advice = advice or kind.advice
-    error.rank, error.pid, error.host = who["rank"], who["pid"], who["host"]
+    """Of that rank."""
+    place = {name: who[name] for name in ("rank", "pid", "host")}
+    return _made(kind, place | {"verdict": verdict} | ({"advice": advice} if advice else {}))
+
+
+def _made(kind: type[Error], fields: Words) -> Error:
+    """In the form that the core's errors have (base/error.cpp)."""
+    evidence = f"\n  evidence: {fields['evidence']}" if fields.get("evidence") else ""
+    advice = fields.get("advice", kind.advice)
+    error = kind(f"{fields.get('verdict', '')}{evidence}\n  advice: {advice}")
+    for name, value in fields.items():
+        setattr(error, name, value)
     return error
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from farandole._core import Error, RendezvousError
 from farandole._meeting.connection import LOOK, POLITE, Connection, close_all
-from farandole._meeting.errors import Words, about, could_not_meet, name_of, told_of
+from farandole._meeting.errors import Words, about, could_not_meet, error_in, name_of, told_of
 from farandole._meeting.line import Keeper
 from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Met, Reminder
 from farandole._meeting.places import Place
@@ -124,13 +124,11 @@ class Reception:
             if why := self._check(table):
                 raise why
             return self._hand_out(table, own, share)
-        except Error as error:
-            self._refuse_all(error)
-            raise
-        except OSError as error:
-            named = could_not_meet(self._mine, error)
-            self._refuse_all(named)
-            raise named from error
+        except (Error, OSError) as error:
+            ours = error if isinstance(error, Error) else could_not_meet(self._mine, error)
+            refusal = told_of(ours)
+            self._refuse_all(refusal)
+            raise error_in(refusal) from error  # in the words of all
         finally:
             self._end()
 
@@ -300,8 +298,8 @@ class Reception:
         self._own.waiting.clear()
         return Met(table, Keeper(self._mine, guests, table, self._meeting.until + GRACE), shared)
 
-    def _refuse_all(self, why: Error) -> None:
-        refusal = {"refused": told_of(why)}
+    def _refuse_all(self, why: Words) -> None:
+        refusal = {"refused": why}
         self._own.tell_all(refusal)
         if not self._is_called_off:
             self._refuse_late(refusal)
@@ -350,7 +348,7 @@ class Reception:
         unknown = dict.fromkeys(whence for whence, lacks in self._strangers if "secret" in lacks)
         places = ", ".join(list(unknown)[:_MOST_WARNINGS])
         strangers = f"; somebody {places} did not know the job's secret" if unknown else ""
-        error = RendezvousError(f"{self._who_is_missing()}{strangers}\n  advice: {_FIND}")
+        error = RendezvousError(f"{self._who_is_missing()}{strangers}")
         error.advice = _FIND
         error.values = {"missing": self._own.missing()}
         return error

@@ -82,8 +82,9 @@ class _Leader:
             if why := self._check(table):
                 raise why
         except Error as error:
-            self._refuse(error)
-            raise
+            refusal = told_of(error)
+            self._refuse(refusal)
+            raise error_in(refusal) from error  # in the words of all
         self._answer(None)
         return Round(self._key, table)
 
@@ -120,22 +121,21 @@ class _Leader:
         if why := self._check([self._mine] if words is self._mine else [self._mine, words]):
             raise why
 
-    def _answer(self, error: Error | None) -> None:
+    def _answer(self, refusal: Words | None) -> None:
         """All of it once, then to each rank its own number: a rank reads no more of a round that is
         of the past."""
         table = [self._words[rank] for rank in sorted(self._words)]
-        refusal = None if error is None else told_of(error)
         self._store.set(self._key, json.dumps({"refused": refusal, "ranks": table}))
         for words in table:
             self._store.set(_answer_of(self._key, words["rank"]), words["number"])
 
-    def _refuse(self, error: Error) -> None:
+    def _refuse(self, refusal: Words) -> None:
         """Ranks that come soon are told, too."""
-        self._answer(error)
+        self._answer(refusal)
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
         while (missing := self._missing()) and time.monotonic() < until:
             if self._arrivals(missing):
-                self._answer(error)
+                self._answer(refusal)
 
 
 def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> Round:
