@@ -51,7 +51,8 @@ PYBIND = re.compile(r"pybind11/")
 # Python's layers from the bottom: modules and packages, each of which may import those of layers
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
-    "_core _datagrams _host_parts _interfaces _json _launchers _progress _tables _words typing",
+    "_core _json",
+    "_datagrams _host_parts _interfaces _launchers _progress _tables _words typing",
     "_listening _meeting _mpi_words _place _plan_size _secret",
     "_elastic _mpi _mpi_roll",
     "_mpi_meeting",

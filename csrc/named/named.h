@@ -108,6 +108,7 @@ class Named : public Task {
   bool pass_messages();
   bool pass_messages_as_coordinator();
   bool pass_messages_as_member();
+  bool poll_link(int rank);
   void apply(std::vector<Decision>& decisions);
   void apply_order(Decision& decision);
   void launch(Decision& decision, SetState& state);

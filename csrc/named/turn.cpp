@@ -96,7 +96,7 @@ bool Named::pass_messages_as_coordinator() {
     moved = true;
   }
   for (size_t r = 1; r < links_.size(); ++r) {
-    moved |= links_[r]->poll();
+    moved |= poll_link(static_cast<int>(r));
     for (; links_[r]->receive(message); moved = true)  // also what came while it was sending
       taken("an offer of names", static_cast<int>(r), rank_,
             [&] { coordinator_->receive(static_cast<int>(r), message, now()); });
@@ -112,7 +112,7 @@ bool Named::pass_messages_as_coordinator() {
     while (coordinator_->take_message(static_cast<int>(r), message))
       links_[r]->send(std::move(message));
     if (links_[r]->sent()) continue;
-    moved |= links_[r]->poll();
+    moved |= poll_link(static_cast<int>(r));
     unsent |= !links_[r]->sent();
   }
   unsent_.store(unsent, std::memory_order_release);
@@ -120,11 +120,16 @@ bool Named::pass_messages_as_coordinator() {
   return moved;
 }
 
+bool Named::poll_link(int rank) {
+  return taken("the length of a message", rank, rank_,
+               [&] { return links_[static_cast<size_t>(rank)]->poll(); });
+}
+
 bool Named::pass_messages_as_member() {
   MessageLink& link = *links_[0];
   std::vector<std::byte> message;
   while (participant_.take_message(message)) link.send(std::move(message));
-  const bool moved = link.poll();
+  const bool moved = poll_link(0);
   if (link.receive(message)) {
     const std::lock_guard lock(mutex_);  // names at rest may be forgotten
     do taken("an order of names", 0, rank_, [&] { participant_.receive(message, decisions_); });

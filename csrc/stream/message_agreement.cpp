@@ -33,20 +33,25 @@ MessageLink& MessageAgreement::link_to(int member) {
   return found->second;
 }
 
+void MessageAgreement::poll(int member, MessageLink& link) {
+  taken("the length of a message", world_rank(member), world_rank(memory_.rank),
+        [&] { link.poll(); });
+}
+
 /// The next message of this round's member, if it has come.
 bool MessageAgreement::hear(std::vector<std::byte>& message) {
   for (auto& [member, link] : links_)
-    if (!link.sent()) link.poll();
+    if (!link.sent()) poll(member, link);
   MessageLink& link = link_to(before());
   if (link.receive(message)) return true;
-  link.poll();
+  poll(before(), link);
   return link.receive(message);
 }
 
 bool MessageAgreement::send_all() {
   bool sent = true;
   for (auto& [member, link] : links_) {
-    if (!link.sent()) link.poll();
+    if (!link.sent()) poll(member, link);
     sent &= link.sent();
   }
   return sent;

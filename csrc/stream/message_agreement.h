@@ -53,6 +53,7 @@ class MessageAgreement : public StreamAgreement {
   int before() const { return (memory_.rank + size() - (1 << round_)) % size(); }
   bool is_last_round() const { return (1 << round_) >= size(); }
   MessageLink& link_to(int member);
+  void poll(int member, MessageLink& link);
   void tell();
   void tell_in_full();
   bool hear(std::vector<std::byte>& message);
