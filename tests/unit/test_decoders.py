@@ -16,7 +16,7 @@ import grid
 from farandole import Error, InternalError, InvalidArgument, _json, _launchers
 from farandole._core import tuning
 from farandole._launch.agents import frames
-from farandole._meeting import errors, members
+from farandole._meeting import errors, members, rounds
 from farandole._trace import parts
 from farandole._trace.parts import TraceError
 from farandole.parameter_server import _snapshots, _wire
@@ -126,6 +126,9 @@ def head_of_a_trace(tmp_path: Path) -> Decoder:
 
 DECODERS: dict[str, Decoder | Callable[[Path], Decoder]] = {
     "words of a rank that meets others": Decoder(words_of_a_rank(), meet, (ValueError,)),
+    "rank 0's answer in a store": Decoder(
+        b'{"refused": null, "ranks": [' + words_of_a_rank() + b"]}", rounds.answer_in, (ValueError,)
+    ),
     "frames of an agent": Decoder(FRAMES, frames_of, (frames.FrameError,)),
     "TF_CONFIG": Decoder(TF_CONFIG, cluster, (_launchers.PlaceError,)),
     "gradients for a parameter server": Decoder(

@@ -169,8 +169,15 @@ def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> R
 def _answer_to(store: KeyValueStore, key: str, mine: Words) -> Words | None:
     if _text(store, _answer_of(key, mine["rank"])) != mine["number"]:
         return None
-    answer: Words = _json.read(store.get(key))
-    return answer
+    return answer_in(store.get(key))
+
+
+def answer_in(text: bytes) -> Words:
+    """Raises ValueError for what no rank 0 says."""
+    answer = _json.read(text)
+    if not isinstance(answer, dict) or not isinstance(answer.get("ranks"), list):
+        raise ValueError("no answer of rank 0")
+    return {"refused": answer.get("refused"), "ranks": [checked(each) for each in answer["ranks"]]}
 
 
 def _text(store: KeyValueStore, key: str) -> str:
