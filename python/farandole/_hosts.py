@@ -22,6 +22,11 @@ from farandole._limits import setting
 from farandole._meeting import KeyValueStore
 from farandole._mpi import Ranks
 
+_INSECURE = (
+    "FARANDOLE_INSECURE=1: the secret of this job has gone over the network in the clear, so whoever "
+    "reads that, or reaches a rank's port, can be a rank, change data and weights, and run code as "
+    "this user; nothing that the ranks send is protected"
+)
 _HINT_AFTER = 1.0  # seconds, in which ranks of one host come as a rule
 
 
@@ -115,7 +120,10 @@ def meet(
         met = _meeting.exchange(meeting, place, mine, _meeting.objection)
     if is_made_here:
         secret = bytes.fromhex(met.table[0]["secret"])
-    return _measured(met, rank, secret, listeners, ranks)  # refused by all, if at all
+    measured = _measured(met, rank, secret, listeners, ranks)  # refused by all, if at all
+    if rank == 0 and is_made_here and ranks is None and measured.cross_size > 1:
+        meeting.warn(_INSECURE)
+    return measured
 
 
 def started(

@@ -195,7 +195,11 @@ def test_without_a_secret_nobody_meets(spawn: Spawn) -> None:
 
 def test_ranks_may_meet_without_a_secret_where_that_is_allowed(spawn: Spawn) -> None:
     env = split("1,1") | {"FARANDOLE_SECRET_FILE": None, "FARANDOLE_INSECURE": "1"}
-    spawn(2, env=env).run(disagrees, 1)
+    world = spawn(2, env=env)
+    world.run(disagrees, 1)
+    warning = "warning: FARANDOLE_INSECURE=1: the secret of this job has gone over the network"
+    assert world.output(0).count(warning) == 1
+    assert warning not in world.output(1)
 
 
 def test_a_secret_that_others_may_read_is_refused(spawn: Spawn, tmp_path: Path) -> None:
