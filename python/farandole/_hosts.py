@@ -23,9 +23,9 @@ from farandole._meeting import KeyValueStore
 from farandole._mpi import Ranks
 
 _INSECURE = (
-    "FARANDOLE_INSECURE=1: the secret of this job has gone over the network in the clear, so whoever "
-    "reads that, or reaches a rank's port, can be a rank, change data and weights, and run code as "
-    "this user; nothing that the ranks send is protected"
+    "FARANDOLE_INSECURE=1: the secret of this job has gone over the network in the clear: who reads "
+    "that, or reaches a rank's port, can be a rank, change data and weights, and run code as this "
+    "user; nothing that the ranks send is protected"
 )
 _HINT_AFTER = 1.0  # seconds, in which ranks of one host come as a rule
 
