@@ -23,7 +23,7 @@ from farandole._meeting import KeyValueStore
 from farandole._mpi import Ranks
 
 _INSECURE = (
-    "FARANDOLE_INSECURE=1: the secret of this job has gone over the network in the clear: who reads "
+    "FARANDOLE_INSECURE=1: the secret of this job has gone over the network in clear: who reads "
     "that, or reaches a rank's port, can be a rank, change data and weights, and run code as this "
     "user; nothing that the ranks send is protected"
 )
