@@ -18,6 +18,7 @@ from typing import Any
 from farandole import _core, _elastic, _listening, _meeting, _mpi, _mpi_meeting, _place, _secret
 from farandole._core import Error, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
+from farandole._launchers import PlaceError
 from farandole._limits import setting
 from farandole._meeting import KeyValueStore
 from farandole._mpi import Ranks
@@ -262,12 +263,24 @@ def boot_id() -> str:
 # ---- where rank 0 is ----
 
 
+def master() -> tuple[str, int]:
+    """Its address, and the port where ranks meet; 0: none is given.
+
+    Raises:
+        RendezvousError: they are none.
+    """
+    try:
+        return _place.master(os.environ)
+    except PlaceError as error:
+        raise RendezvousError(str(error)) from None
+
+
 class Hint:
     """A rank that was not told how many ranks its host has takes all to be here. It says so while
     it waits for them: at once where MASTER_ADDR is another host, else when they do not come."""
 
     def __init__(self, found: _place.Found, rank: int, size: int) -> None:
-        address, _ = _place.master(os.environ)
+        address, _ = master()
         self._text = ""
         if found.launcher is None or _listening.is_loopback(address):
             return

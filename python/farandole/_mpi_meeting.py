@@ -143,11 +143,12 @@ class _Line:
         self._give_up_with(error)
         return error
 
-    def end(self) -> None:
+    def end(self, look: line.Look = lambda: None) -> None:
         if self._rank != 0:
             self._tell(None)
         while self._awaited:
             self.look()
+            look()
             if self._awaited and time.monotonic() >= self._until:
                 self._give_up(line.is_silent(sorted(self._awaited)))
             time.sleep(LOOK)

@@ -124,6 +124,11 @@ def master(environment: Environment) -> tuple[str, int]:
         return first
     if address.startswith("[") and address.endswith("]"):  # an IPv6 address, as URLs have it
         address = address[1:-1]
+    try:
+        address.encode("idna")  # as who looks for it will
+    except UnicodeError:
+        why = f"the environment says that rank 0 is on {address}, which is no host's name"
+        raise PlaceError(why) from None
     return address or "127.0.0.1", port(environment, name) if name else 0
 
 

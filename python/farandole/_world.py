@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _elastic, _endings, _hosts, _meeting, _mpi, _mpi_meeting, _place
+from farandole import _core, _elastic, _endings, _hosts, _meeting, _mpi, _mpi_meeting
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import (
     Error,
@@ -281,7 +281,7 @@ def _opened(
         _core.prepare_world(place.rank, place.size)
         group = _joined(place, timeout, table, agree, elsewhere, partial(_look, line))
         try:
-            line.end()
+            line.end(_elastic.look)
         except BaseException:
             group.leave()
             raise
@@ -344,7 +344,7 @@ def _found(
     if on_one_host:
         return place, table, None
     measured = _hosts.meet(
-        place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree,
+        place.rank, place.size, place.job, *_hosts.master(), timeout, table, agree,
         store, ranks, place.among, place.named,
     )  # fmt: skip
     place = replace(

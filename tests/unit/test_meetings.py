@@ -101,7 +101,7 @@ def meet() -> Any:
 
         def begin(rank: int, size: int, port: int, **how: Any) -> Any:
             own = {k: how.pop(k) for k in ("odd", "pid", "host") if k in how}
-            words = words_of(rank) | own
+            words = words_of(rank) | own | how.pop("words", {})
             place = MasterPort(HERE, port, how.pop("at", ()))
             how = {"secret": b"secret", "seconds": 20, **how}
             return threads.submit(met, meeting_of(rank, size, **how), place, words, odd)
@@ -221,6 +221,39 @@ def test_a_rank_that_ended_while_it_waited_leaves_its_place(meet: Meet) -> None:
     others = [meet(rank, 3, port) for rank in (1, 2)]
     assert [each["pid"] for each in first.result(20)] == [100, 101, 102]
     assert all(other.result(20) for other in others)
+
+
+def test_who_comes_as_a_meeting_ends_is_told_nothing_that_is_no_greeting(meet: Meet) -> None:
+    """So a rank of another world looks again, for who has the place then."""
+    port = free_port()
+    first = meet(0, 2, port)
+    with reached(port) as early:
+        assert meet(1, 2, port).result(20) == first.result(20)
+        early.settimeout(20)
+        with suppress(ConnectionResetError):
+            assert early.recv(100) == b""
+
+
+def test_a_rank_that_tries_again_after_a_refusal_takes_nobodys_place(meet: Meet) -> None:
+    port = free_port()
+    first = meet(0, 4, port)
+    for _ in range(3):
+        assert "rank 1 is odd" in str(meet(1, 4, port, odd=True).exception(20))
+    for outcome in (meet(2, 4, port), meet(3, 4, port), first):
+        with pytest.raises(RendezvousError, match=r"^rank 1 is odd\n"):
+            outcome.result(20)
+
+
+def test_a_rank_of_another_world_that_ended_leaves_its_place_too(meet: Meet) -> None:
+    port, which = free_port(), "2,3:0"
+    first = meet(0, 2, port)
+    with reached(port) as ended:
+        prove(ended).send(words_of(0) | {"size": 2, "pid": 4711, "among": which})
+        time.sleep(0.3)
+    others = [meet(rank, 2, port, among=which, words={"size": 2}) for rank in (0, 1)]
+    for other in others:
+        assert [each["pid"] for each in other.result(20)] == [100, 101]
+    assert meet(1, 2, port).result(20) == first.result(20)
 
 
 def test_ranks_of_another_job_are_told_too_if_they_come_late(meet: Meet) -> None:

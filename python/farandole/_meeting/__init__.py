@@ -104,6 +104,8 @@ def exchange(
                 raise why from error
             reminder.warn_in_time(partial(str, why))
         except (Lost, AuthError) as error:
+            if isinstance(error, Lost) and meeting.among and time.monotonic() < meeting.until:
+                continue  # who received was of another world, and has left the place
             if taken is not None:
                 raise _no_place(meeting, place, taken) from error
             if isinstance(error, AuthError):

@@ -103,6 +103,8 @@ def _answer(meeting: Meeting, place: Place, connection: Connection, mine: Words)
         if not isinstance(answer, dict) or not {"closed", "refused", "by"} & answer.keys():
             raise ValueError("it gave no answer")
         answer["ranks"] = [checked(words) for words in answer.get("ranks", [])]
+        if "by" in answer and not answer["ranks"]:
+            raise ValueError("it handed out no ranks")
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise Guest(mine, connection, {}, 0).fail(error) from error

@@ -49,25 +49,30 @@ def meet_here(meeting: Meeting, job: str, size: int, mine: Words, secret: bytes 
     except Error as error:
         own, mine = [], mine | {"failed": told_of(could_not_meet(mine, error))}
     made: list[_core.HostMemory] = []
+    kept: list[int] = []
 
     def share(of_each: list[list[int]]) -> list[int]:
         if wrong := [r for r, its in zip(meeting.ranks, of_each, strict=True) if len(its) != 2]:
             raise RendezvousError(f"rank {wrong[0]} gave no doorbell and no process")
         made.append(_core.HostMemory.make(size, secret))
-        return [made[0].fileno(), *(descriptor for its in of_each for descriptor in its)]
+        kept.extend(descriptor for its in of_each for descriptor in its)
+        return [made[0].fileno(), *kept]
 
     try:
         met = exchange(meeting, JobsName(job), mine, objection, own, share)
-    finally:
-        if not made:  # copies have come back
-            close_all(own)
+    except BaseException:
+        close_all(kept or own)
+        raise
+    if not made:  # copies have come back
+        close_all(own)
     try:
         memory = made[0] if made else _core.HostMemory.of(met.descriptors[0])
-        met.line.end()
+        met.line.end(meeting.look)
     except BaseException as error:
         close_all(met.descriptors[1:])
+        named = met.line.fail(error)
         if isinstance(error, Error) and error.rank is None:  # nobody has been named yet
-            raise met.line.fail(error) from error
+            raise named from error
         raise
     pairs = zip(met.descriptors[1::2], met.descriptors[2::2], strict=True)
     return Here(memory, met.table, dict(zip(meeting.ranks, pairs, strict=True)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -18,7 +18,13 @@ from farandole._meeting.connection import LOOK, POLITE, Connection
 from farandole._meeting.errors import Words, about, could_not_meet, error_in, name_of, told_of
 from farandole._tables import listed
 
+Look = Callable[[], None]
+
 _WORDS = 0.1  # seconds that words may need which were sent before what they explain
+
+
+def _nothing() -> None:
+    pass
 
 
 class Line(Protocol):
@@ -30,8 +36,9 @@ class Line(Protocol):
     def fail(self, why: BaseException) -> Error:
         """This rank has, as all are told; a second time nothing is said."""
 
-    def end(self) -> None:
-        """This rank is connected to all others, and waits until all are.
+    def end(self, look: Look = _nothing) -> None:
+        """This rank is connected to all others, and waits until all are. `look` is called now and
+        then, and may raise.
 
         Raises:
             Error: what one of them has failed with, or RendezvousError: it says nothing.
@@ -64,7 +71,9 @@ def ended(who: Words) -> Error:
 
 
 def is_silent(ranks: list[int]) -> RendezvousError:
-    return RendezvousError(f"{listed('rank', ranks)} did not connect to all others in time")
+    error = RendezvousError(f"{listed('rank', ranks)} did not connect to all others in time")
+    error.rank = ranks[0]
+    return error
 
 
 class Keeper:
@@ -88,9 +97,10 @@ class Keeper:
         self._tell_all({"failed": told_of(error)})
         return error
 
-    def end(self) -> None:
+    def end(self, look: Look = _nothing) -> None:
         while missing := self._guests.keys() - self._connected:
             self._look(LOOK)
+            look()
             if time.monotonic() >= self._until:
                 self._give_up(is_silent(sorted(missing)))
         self._tell_all({})
@@ -138,15 +148,15 @@ class Guest:
         self._close()
         return error
 
-    def end(self) -> None:
+    def end(self, look: Look = _nothing) -> None:
         self._tell({})
         while self._keeper:
             self._look(LOOK)
+            look()
             if self._keeper and time.monotonic() >= self._until:
                 self._close()
-                raise RendezvousError(
-                    f"{name_of(self._keepers)} did not say in time that all ranks have met"
-                )
+                verdict = f"{name_of(self._keepers)} did not say in time that all ranks have met"
+                raise about(self._keepers, RendezvousError, verdict)
 
     def _look(self, seconds: float) -> None:
         for _, words in _heard(self._keeper, seconds):

@@ -19,6 +19,7 @@ _PERHAPS = {
     "identity": str, "job": str, "named": str, "knows": str, "failed": dict, "cpus": list,
     "addresses": str, "world": str, "secret": str, "tuning": str, "post": dict,
 }  # fmt: skip
+_MOST = 2**31
 _HEXADECIMAL = ("addresses", "world", "secret")
 
 
@@ -32,8 +33,9 @@ def checked(words: Any) -> Words:
             raise ValueError(f"no words of a rank: {name}")
     for name in _HEXADECIMAL:
         bytes.fromhex(words.get(name, ""))
-    if not all(isinstance(cpu, int) for cpu in words.get("cpus", [])):
-        raise ValueError("no words of a rank: cpus")
+    numbers = [whole[name] for name in ("rank", "size", "pid")] + words.get("cpus", [])
+    if not all(isinstance(number, int) and abs(number) < _MOST for number in numbers):
+        raise ValueError("no words of a rank: its numbers")
     return whole
 
 

@@ -111,7 +111,7 @@ class Reception:
         self._visitors: dict[int, Visitor] = {}  # by descriptor, the oldest first
         self._strangers: list[tuple[str, str]] = []  # from where, what they lacked
         self._told = 0  # how many of them have been told of
-        self._knocks = 0  # of strangers
+        self._turned_away = 0  # how many brought descriptors that could not be had
         self._is_called_off = False  # by who has told all ranks: nobody comes late
 
     def receive_all(self, own: Sequence[int], share: Share) -> Met:
@@ -129,6 +129,9 @@ class Reception:
             refusal = told_of(ours)
             self._refuse_all(refusal)
             raise error_in(refusal) from error  # in the words of all
+        except BaseException as error:
+            self._own.tell_all({"refused": told_of(could_not_meet(self._mine, error))})
+            raise
         finally:
             self._end()
 
@@ -196,7 +199,8 @@ class Reception:
 
     def _makes_room(self) -> bool:
         """By the one that is silent longest: a rank has more time than it needs."""
-        oldest = next(iter(self._visitors.values()), None)
+        unproved = (visitor for visitor in self._visitors.values() if not visitor.has_proved)
+        oldest = next(unproved, None)
         if oldest is None or oldest.until - time.monotonic() > POLITE - _PROMPT:
             return False
         self._drop(oldest)
@@ -211,7 +215,7 @@ class Reception:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 del self._visitors[visitor.connection.fileno()]
                 self._own.waiting.append(visitor.connection)  # it is told
-                self._knocks += 1
+                self._turned_away += 1
                 raise
             self._drop(visitor)
             return None
@@ -225,7 +229,6 @@ class Reception:
         self._poll.unregister(visitor.connection)
         del self._visitors[visitor.connection.fileno()]
         visitor.connection.close()
-        self._knocks += 1
         if (stranger := (visitor.whence, visitor.lacks)) not in self._strangers:
             self._strangers.append(stranger)
 
@@ -264,9 +267,12 @@ class Reception:
     def _seat_other(self, words: Words, connection: Connection) -> None:
         among: str = words["among"]
         table = self._others.setdefault(among, Table(range(words["size"])))
+        for rank in [rank for rank, guest in table.guests.items() if guest.has_hung_up()]:
+            table.leave(rank)
         table.waiting.append(connection)
         try:
             table.seat(words)
+            table.guests[words["rank"]] = connection
             if not table.is_full():
                 return
             whole = table.in_order()
@@ -286,10 +292,12 @@ class Reception:
         try:
             ranks = self._meeting.ranks
             shared = share([of_each.get(rank, list(own)) for rank in ranks])
-        except Error as error:
+        except BaseException as error:
             for theirs in of_each.values():
                 close_all(theirs)
-            raise could_not_meet(self._mine, error) from error
+            if isinstance(error, Error):
+                raise could_not_meet(self._mine, error) from error
+            raise
         words = json.dumps({"ranks": table, "by": self._mine["rank"]}).encode()
         until = max(self._meeting.until, time.monotonic() + GRACE)
         for connection in guests.values():
@@ -307,23 +315,31 @@ class Reception:
     def _refuse_late(self, refusal: Words) -> None:
         """Whoever comes soon is told, too, and does not look for this rank in vain."""
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
-        awaited = len(self._meeting.ranks) - len(self._came)
-        if self._foreign:  # another job's may come, too
-            awaited += len(self._meeting.ranks)
-        while awaited > self._knocks and time.monotonic() < until:
+        awaited = set(self._meeting.ranks) - self._came
+        more = len(self._meeting.ranks) if self._foreign else 0  # another job's may come, too
+        while len(awaited) + more > self._count_told_otherwise() and time.monotonic() < until:
             try:
-                for _, connection in self._arrivals():
-                    awaited -= 1
+                for words, connection in self._arrivals():
+                    more -= words["rank"] not in awaited and more > 0
+                    awaited.discard(words["rank"])  # one that tries again takes nobody's place
                     _tell(connection, refusal)
             except OSError:  # descriptors may be what this rank lacks
                 self._own.tell_all(refusal)
                 time.sleep(_PAUSE)
 
+    def _count_told_otherwise(self) -> int:
+        """Ranks, as far as is known: without the secret they only knock."""
+        return self._turned_away + sum("secret" in lacks for _, lacks in self._strangers)
+
     def _end(self) -> None:
         for listener in self._listeners.values():
             listener.close()
         late = self._others.setdefault("late", Table(()))
-        late.waiting += [visitor.connection for visitor in self._visitors.values()]
+        for visitor in self._visitors.values():
+            if visitor.is_greeted:
+                late.waiting.append(visitor.connection)
+            else:  # it would take what it is told for a greeting
+                visitor.connection.close()
         for table in self._others.values():
             table.tell_all({"closed": f"a world of {self._meeting.world()}"})
 

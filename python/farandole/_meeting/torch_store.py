@@ -15,7 +15,7 @@ from farandole import _json
 from farandole._core import Error, RendezvousError
 from farandole._meeting.connection import LOOK
 from farandole._meeting.errors import Words, could_not_meet, error_in, told_of
-from farandole._meeting.line import is_silent
+from farandole._meeting.line import Look, is_silent
 from farandole._meeting.meeting import GRACE, Check, Meeting, Met, Reminder
 from farandole._meeting.places import MasterPort
 from farandole._meeting.rounds import KeyValueStore, meet_in
@@ -105,11 +105,12 @@ class InStore:
             self._over = True
             self._set("failed", json.dumps(told_of(why)))
 
-    def end(self) -> None:
+    def end(self, look: Look = lambda: None) -> None:
         missing = [f"met/{r}" for r in self._ranks] or ["met"]
         self._set(f"met/{self._rank}", "")
         while missing := [key for key in missing if not self._is_set(key)]:
             self.look()
+            look()
             if time.monotonic() >= self._until:
                 why = is_silent([r for r in self._ranks if f"met/{r}" in missing] or [0])
                 self._tell(why)

@@ -25,7 +25,9 @@ class Visitor:
     def __init__(self, connection: Connection, whence: str, secret: bytes) -> None:
         self.connection = connection
         self.whence = whence
-        self.until = time.monotonic() + POLITE  # then it will not say it any more
+        self.until = time.monotonic() + POLITE  # then it will not prove it any more
+        self.is_greeted = False
+        self.has_proved = False
         self._said = b""
         self._steps = _greeting(connection, secret)
         self._wanted = next(self._steps)
@@ -51,6 +53,9 @@ class Visitor:
             except StopIteration as end:
                 words: Words = end.value
                 return words
+            self.is_greeted, was_greeted = True, self.is_greeted
+            if was_greeted and not self.has_proved:
+                self.has_proved, self.until = True, time.monotonic() + POLITE
         return None
 
 
