@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ Check = Callable[[list[Words]], Error | None]
 
 _TOLD, _ANSWERED, _LATER = 1, 2, 3  # tags of words; the core has tags of its own
 _GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
-_HEARD = 1.0  # seconds in which who still waits hears that a rank has failed
 _LIVES = 0.1  # seconds between two looks at the processes of this host
 
 _keys: list[int] = []  # one, under which communicators keep their duplicate
@@ -179,10 +178,14 @@ class _Line:
 
     def _tell(self, why: Words | None) -> None:
         words = {"rank": self._rank, "failed": why}
-        until = time.monotonic() + (_GRACE if why is None else _HEARD)
-        for telling in [begin(self._ours, words, rank, _LATER) for rank in self._others]:
-            with suppress(RendezvousError):  # it may have ended
-                finish(telling, until, "a rank does not take this one's word")
+        telling = {rank: begin(self._ours, words, rank, _LATER) for rank in self._others}
+        until = time.monotonic() + _GRACE
+        while telling and time.monotonic() < until:
+            telling = {rank: each for rank, each in telling.items() if not each.Test()}
+            # One that has found the same by itself takes nothing any more.
+            if why and (other := hear(self._ours, None, _LATER, 0)) and other["failed"]:
+                telling.pop(other["rank"], None)
+            time.sleep(LOOK)
 
 
 def _has_ended(words: Words) -> bool:
