@@ -14,7 +14,7 @@ using testing::run_groups;
 
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kRanksThatReduce = 3;
 
 std::vector<Parameter> model() {
   std::vector<Parameter> parameters;
@@ -72,7 +72,7 @@ bool holds(Reducer& reducer, int parameter, double value) {
 
 TEST(reducer_takes_gradients_of_many_threads_in_any_order) {
   for (const bool overlap : {true, false})
-    run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
       Reducer reducer(group, model(), small_buckets(overlap));
       const int count = static_cast<int>(reducer.parameters().size());
       const auto seed = static_cast<uint64_t>(group->rank() + (overlap ? 10 : 20));
@@ -92,7 +92,7 @@ TEST(reducer_takes_gradients_of_many_threads_in_any_order) {
         CHECK(reducer.wait(testing::patience()));
         for (int p = 0; p < count; ++p) {
           double sum = 0;
-          for (int r = 0; r < kRanks; ++r) sum += gradient_of(r, p, step);
+          for (int r = 0; r < kRanksThatReduce; ++r) sum += gradient_of(r, p, step);
           CHECK(holds(reducer, p, sum));
           CHECK(reducer.used(p));
         }
@@ -101,7 +101,7 @@ TEST(reducer_takes_gradients_of_many_threads_in_any_order) {
 }
 
 TEST(reducer_reduces_large_gradients_where_they_lie) {
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     ReducerOptions options = small_buckets(true);
     options.limits.alone_bytes = 4000;
     options.prescale = 2;
@@ -113,7 +113,7 @@ TEST(reducer_reduces_large_gradients_where_they_lie) {
       // the others.
       std::vector<std::shared_ptr<std::vector<double>>> lent(static_cast<size_t>(count));
       for (int p = count - 1; p >= 0; --p) {
-        const int turn = (p + step + group->rank()) % kRanks;
+        const int turn = (p + step + group->rank()) % kRanksThatReduce;
         const Parameter& parameter = reducer.parameters()[static_cast<size_t>(p)];
         if (turn == 0) continue;
         if (turn == 1 || !reducer.in_place(p) || parameter.dtype != DType::float64) {
@@ -129,8 +129,8 @@ TEST(reducer_reduces_large_gradients_where_they_lie) {
       CHECK(reducer.wait(testing::patience()));
       for (int p = 0; p < count; ++p) {
         double sum = 0;
-        for (int r = 0; r < kRanks; ++r)
-          if ((p + step + r) % kRanks != 0) sum += 2 * gradient_of(r, p, step);
+        for (int r = 0; r < kRanksThatReduce; ++r)
+          if ((p + step + r) % kRanksThatReduce != 0) sum += 2 * gradient_of(r, p, step);
         if (const auto& gradient = lent[static_cast<size_t>(p)])
           CHECK(all_are<double>(reinterpret_cast<const std::byte*>(gradient->data()),
                                 gradient->size(), sum));
@@ -146,18 +146,20 @@ TEST(reducer_reduces_large_gradients_where_they_lie) {
 }
 
 TEST(reducer_counts_what_a_rank_did_not_use_as_zeros) {
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     Reducer reducer(group, model(), small_buckets(true));
     const int count = static_cast<int>(reducer.parameters().size());
     for (int step = 0; step < 3; ++step) {
       // Nobody uses parameter 3; parameter p is used by the ranks that do not divide it.
-      const auto uses = [&](int rank, int p) { return p != 3 && (p + step) % kRanks != rank; };
+      const auto uses = [&](int rank, int p) {
+        return p != 3 && (p + step) % kRanksThatReduce != rank;
+      };
       for (int p = count - 1; p >= 0; --p)
         if (uses(group->rank(), p)) mark(reducer, group->rank(), p, step);
       CHECK(reducer.wait(testing::patience()));
       for (int p = 0; p < count; ++p) {
         double sum = 0;
-        for (int r = 0; r < kRanks; ++r)
+        for (int r = 0; r < kRanksThatReduce; ++r)
           if (uses(r, p)) sum += gradient_of(r, p, step);
         CHECK(holds(reducer, p, sum));
         CHECK_EQUAL(reducer.used(p), p != 3);
@@ -167,11 +169,11 @@ TEST(reducer_counts_what_a_rank_did_not_use_as_zeros) {
 }
 
 TEST(reducer_tells_everybody_who_abandoned_a_step_and_goes_on) {
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     Reducer reducer(group, model(), small_buckets(true));
     const int count = static_cast<int>(reducer.parameters().size());
     for (int step = 0; step < 4; ++step) {
-      const int quitter = step % 2 == 0 ? kNobody : step % kRanks;
+      const int quitter = step % 2 == 0 ? kNobody : step % kRanksThatReduce;
       for (int p = 0; p < count; ++p) {
         if (group->rank() == quitter && p == 5) break;  // an exception in backward
         mark(reducer, group->rank(), p, step);
@@ -206,8 +208,8 @@ TEST(reducer_refuses_a_gradient_that_comes_twice) {
 }
 
 TEST(reducer_plans_in_the_order_of_the_first_step_that_all_ranks_complete) {
-  std::array<uint64_t, kRanks> plans{};
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  std::array<uint64_t, kRanksThatReduce> plans{};
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     const int rank = group->rank();
     Reducer reducer(group, model(), small_buckets(true));
     const int count = static_cast<int>(reducer.parameters().size());
@@ -255,7 +257,7 @@ TEST(reducer_plans_in_the_order_of_the_first_step_that_all_ranks_complete) {
 }
 
 TEST(reducer_keeps_a_plan_that_fits_the_order) {
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     Reducer reducer(group, model(), small_buckets(true));
     const int count = static_cast<int>(reducer.parameters().size());
     for (int step = 0; step < 2; ++step) {
@@ -270,7 +272,7 @@ TEST(reducer_keeps_a_plan_that_fits_the_order) {
 }
 
 TEST(reducer_launches_a_group_when_all_of_it_is_ready) {
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     std::vector<Parameter> parameters = model();
     for (const size_t p : {0u, 4u, 7u}) parameters[p].group = 1;  // of two dtypes
     ReducerOptions options = small_buckets(true);
@@ -295,7 +297,7 @@ TEST(reducer_launches_a_group_when_all_of_it_is_ready) {
 }
 
 TEST(reducer_takes_the_room_of_sparse_gradients_back) {
-  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  run_groups(kRanksThatReduce, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     constexpr int kSparse = 6;
     Reducer reducer(group, model(), small_buckets(true));
     const int rank = group->rank(), count = static_cast<int>(reducer.parameters().size());
@@ -326,7 +328,7 @@ TEST(reducer_takes_the_room_of_sparse_gradients_back) {
       for (int p = 0; p < count; ++p) {
         if (p == kSparse) continue;
         double sum = 0;
-        for (int r = 0; r < kRanks; ++r) sum += gradient_of(r, p, number);
+        for (int r = 0; r < kRanksThatReduce; ++r) sum += gradient_of(r, p, number);
         CHECK(holds(reducer, p, sum));
       }
     }

@@ -68,6 +68,7 @@ class _Native(type):
 class HostMemory(metaclass=_Native):
     """The memory that all ranks of a host map."""
 
+    def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
     @staticmethod
     def make(ranks: int, secret: bytes | None = None) -> HostMemory: ...
     @staticmethod
