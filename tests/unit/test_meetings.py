@@ -209,6 +209,7 @@ def prove(connected: socket.socket, secret: bytes = b"secret") -> Connection:
     heard = talk.take(len(connection.MAGIC) + connection.NONCE + connection.PROOF, until)
     nonces = nonce + heard[len(connection.MAGIC) : -connection.PROOF]
     talk.send_bytes(proof(secret, b"client", nonces), until)
+    talk.seal(secret, b"client", b"server", nonces)
     return talk
 
 
@@ -631,27 +632,27 @@ def test_a_process_of_another_user_is_let_in_by_nobody(come: Meet) -> None:
 
 def tables_of(ranks: list[Connection]) -> set[bytes]:
     """What they have been handed, by digest; read as it comes, in any order."""
-    digests = {rank.fileno(): hashlib.sha256() for rank in ranks}
-    left = dict.fromkeys(digests, connection.HEAD.size)
+    said = {rank.fileno(): bytearray() for rank in ranks}
+    missing = dict.fromkeys(said, connection.HEAD.size)
     by_number = {rank.fileno(): rank for rank in ranks}
+    digests = set[bytes]()
     poll = select.poll()
     for rank in ranks:
         poll.register(rank, select.POLLIN)
-    heads = set(left)  # that have not come
-    while left:
+    while said:
         ready = poll.poll(60_000)
         assert ready, "nothing comes any more"
         for number, _ in ready:
-            data = by_number[number].receive(left[number]) or b""
-            digests[number].update(data)
-            left[number] -= len(data)
-            if number in heads and not left[number]:
-                heads.remove(number)
-                left[number] = by_number[number].sizes(data)[0]  # a head comes in one piece
-            if not left[number]:
+            rank, data = by_number[number], said[number]
+            data += rank.receive(missing[number] - len(data)) or b""
+            head, words = bytes(data[: connection.HEAD.size]), bytes(data[connection.HEAD.size :])
+            if len(data) == connection.HEAD.size:
+                missing[number] += sum(rank.sizes(head))
+            elif len(data) == missing[number]:
                 poll.unregister(number)
-                del left[number]
-    return {digest.digest() for digest in digests.values()}
+                del said[number]
+                digests.add(hashlib.sha256(rank.opened(head, words)).digest())
+    return digests
 
 
 def test_a_thousand_ranks_meet_and_strangers_do_not_keep_them_from_it(meet: Meet) -> None:

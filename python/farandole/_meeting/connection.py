@@ -1,6 +1,9 @@
 """Words on a connection, and descriptors with them where both ends are on one host.
 
-What is sent is a frame: how many bytes and how many descriptors come, the descriptors, the words.
+What is sent is a frame: how many bytes and how many descriptors come, the descriptors, the words
+and their seal: HMAC-SHA256 of the frame and of how many were sent before it, by a key that follows
+from the secret and from what both ends have said at random, for each direction another one. So
+words that somebody on the way changes, repeats, leaves out or makes up are an error.
 """
 
 from __future__ import annotations
@@ -21,14 +24,32 @@ from farandole import _json
 
 POLITE = 5.0  # seconds in which who connects says who it is
 LOOK = 0.1  # seconds; how often an interruption is looked for
-MAGIC = b"farandole meets 2"
+MAGIC = b"farandole meets 3"
 NONCE = 32
 PROOF = 32
 HEAD = struct.Struct("<II")
+_SEAL = 32
 _MOST = 1 << 25  # bytes of all words; of each rank some 1000
 _AT_ONCE = 253  # descriptors, as the kernel takes them, with one byte each time
 _INT = array.array("i").itemsize
 _PAUSE = 0.001  # seconds
+
+
+class Changed(ValueError):
+    """Words are not as the other end has sent them."""
+
+
+class _Seals:
+    """Of one direction, at one of its ends."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def next(self, frame: bytes) -> bytes:
+        numbered = self._count.to_bytes(8, "little") + frame
+        self._count += 1
+        return hmac.digest(self._key, numbered, "sha256")
 
 
 class Connection:
@@ -38,7 +59,13 @@ class Connection:
         self._socket = its
         self._takes_descriptors = its.family == socket.AF_UNIX
         self._descriptors: list[int] = []  # that have come
+        self._sends = self._hears = _Seals(b"")
         its.setblocking(False)
+
+    def seal(self, secret: bytes, sends: bytes, hears: bytes, nonces: bytes) -> None:
+        """Once both ends have proved themselves, before they say more; `sends`, `hears`: roles."""
+        self._sends = _Seals(proof(secret, b"seals of the " + sends, nonces))
+        self._hears = _Seals(proof(secret, b"seals of the " + hears, nonces))
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -80,7 +107,8 @@ class Connection:
         """`words`: or the same as JSON, made once for many."""
         until = time.monotonic() + POLITE if until is None else until
         data = words if isinstance(words, bytes) else json.dumps(words).encode()
-        head = HEAD.pack(len(data), len(descriptors))
+        head = HEAD.pack(len(data) + _SEAL, len(descriptors))
+        data += self._sends.next(head + data)
         if descriptors:
             self.send_bytes(head, until)
             for begin in range(0, len(descriptors), _AT_ONCE):
@@ -111,13 +139,23 @@ class Connection:
                 time.sleep(_PAUSE)
 
     def hear(self, until: float) -> Any:
-        size, descriptors = self.sizes(self.take(HEAD.size, until))
-        return _json.read(self.take(descriptors + size, until)[descriptors:])
+        head = self.take(HEAD.size, until)
+        return self.words(head, self.take(sum(self.sizes(head)), until))
+
+    def words(self, head: bytes, rest: bytes) -> Any:
+        return _json.read(self.opened(head, rest))
+
+    def opened(self, head: bytes, rest: bytes) -> bytes:
+        """The words of the next frame. Raises Changed."""
+        words, seal = rest[self.sizes(head)[1] : -_SEAL], rest[-_SEAL:]
+        if not hmac.compare_digest(self._hears.next(head + words), seal):
+            raise Changed("somebody on the way has changed what was said")
+        return words
 
     def sizes(self, head: bytes) -> tuple[int, int]:
         """How many bytes of words come, and how many in which descriptors do."""
         size, descriptors = HEAD.unpack(head)
-        if size > _MOST:
+        if not _SEAL <= size <= _MOST:
             raise ConnectionError(f"it announced {size} bytes")
         if descriptors and not self._takes_descriptors:
             raise ConnectionError(f"it announced {descriptors} descriptors")
@@ -169,6 +207,11 @@ class Connection:
         left = until - time.monotonic()
         if left <= 0 or not _ready(self._socket, events, left):
             raise TimeoutError("timed out")
+
+
+def lacks_descriptors(error: Exception) -> bool:
+    """This process can have no more of them."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

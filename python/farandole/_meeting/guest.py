@@ -17,6 +17,7 @@ from farandole._meeting.connection import (
     POLITE,
     PROOF,
     Connection,
+    lacks_descriptors,
     proof,
     wait_for,
 )
@@ -77,6 +78,7 @@ def _prove(meeting: Meeting, place: Place, connection: Connection) -> None:
         if not hmac.compare_digest(proved, proof(meeting.secret, b"server", nonces)):
             raise place.stranger(who, connection, "does not prove that it is")
         connection.send_bytes(proof(meeting.secret, b"client", nonces), until)
+        connection.seal(meeting.secret, b"client", b"server", nonces)
     except OSError as error:
         if isinstance(error, Closed | Error):
             raise
@@ -106,7 +108,7 @@ def _answer(meeting: Meeting, place: Place, connection: Connection, mine: Words)
         if "by" in answer and not answer["ranks"]:
             raise ValueError("it handed out no ranks")
     except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        if lacks_descriptors(error):
             raise Guest(mine, connection, {}, 0).fail(error) from error
         raise Lost(
             f"rank {meeting.rank}{meeting.said_among()} lost {meeting.others()} {place}: {error}; "

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from farandole._core import Error, RendezvousError
-from farandole._meeting.connection import LOOK, POLITE, Connection
+from farandole._core import AuthError, Error, RendezvousError
+from farandole._meeting.connection import LOOK, POLITE, Changed, Connection
 from farandole._meeting.errors import Words, about, could_not_meet, error_in, name_of, told_of
 from farandole._tables import listed
 
@@ -46,16 +46,15 @@ class Line(Protocol):
 
 
 @contextmanager
-def told(line: Line | None) -> Iterator[None]:
+def told(line: Line) -> Iterator[None]:
     """Whatever is raised meanwhile is told to the others, but for what follows from what one of
     them has told: that is raised in its place."""
     try:
         yield
     except BaseException as error:
-        if line is not None:
-            if isinstance(error, Error):
-                _hear_the_cause(line)
-            line.fail(error)
+        if isinstance(error, Error):
+            _hear_the_cause(line)
+        line.fail(error)
         raise
 
 
@@ -66,7 +65,9 @@ def _hear_the_cause(line: Line) -> None:
         time.sleep(_WORDS / 10)
 
 
-def ended(who: Words) -> Error:
+def ended(who: Words, why: Exception | None = None) -> Error:
+    if isinstance(why, Changed):
+        return about(who, AuthError, f"{why}, as if it were by {name_of(who)}")
     return about(who, RendezvousError, f"{name_of(who)} ended before it had met all others")
 
 
@@ -107,9 +108,9 @@ class Keeper:
 
     def _look(self, seconds: float) -> None:
         for rank, words in _heard(self._guests, seconds):
-            if words is None:
+            if isinstance(words, Exception):
                 self._guests.pop(rank).close()
-                self._give_up(ended(self._words[rank]))
+                self._give_up(ended(self._words[rank], words))
             elif why := words.get("failed"):
                 self._give_up(error_in(why))
             else:
@@ -161,8 +162,8 @@ class Guest:
     def _look(self, seconds: float) -> None:
         for _, words in _heard(self._keeper, seconds):
             self._close()
-            if words is None:
-                raise ended(self._keepers)
+            if isinstance(words, Exception):
+                raise ended(self._keepers, words)
             if why := words.get("failed"):
                 raise error_in(why)
 
@@ -179,8 +180,8 @@ class Guest:
 
 def _heard(
     connections: Mapping[int, Connection], seconds: float
-) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """What has come on which of them; None: it has ended."""
+) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
+    """What has come on which of them, or why nothing more comes."""
     poll = select.poll()
     numbers = {connection.fileno(): number for number, connection in connections.items()}
     for descriptor in numbers:
@@ -189,8 +190,8 @@ def _heard(
         number = numbers[descriptor]
         try:
             yield number, _words(connections[number])
-        except (OSError, ValueError):
-            yield number, None
+        except (OSError, ValueError) as why:
+            yield number, why
 
 
 def _words(connection: Connection) -> dict[str, Any]:

@@ -200,14 +200,19 @@ class JobsName:
 
     def is_patient(self, connection: Connection) -> bool:
         """It is stopped, say."""
-        try:
-            stat = Path(f"/proc/{connection.process()}/stat").read_text(errors="replace")
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in "TtD"
+        return state_of(connection.process()) in ("T", "t", "D")
 
     def stranger(self, who: str, connection: Connection, what: str) -> Error:
         return RendezvousError(
             f"{who} found process {connection.process()} in the place of this job's first rank "
             f"{self}, and it {what}; {self.advice}"
         )
+
+
+def state_of(process: int) -> str:
+    """Of a process of this host: a letter of proc(5), "X" where it is gone."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "X"
+    return stat.rpartition(")")[2].split()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import select
 import socket
@@ -11,7 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from farandole._core import Error, RendezvousError
-from farandole._meeting.connection import LOOK, POLITE, Connection, close_all
+from farandole._meeting.connection import (
+    LOOK,
+    POLITE,
+    Changed,
+    Connection,
+    close_all,
+    lacks_descriptors,
+)
 from farandole._meeting.errors import Words, about, could_not_meet, error_in, name_of, told_of
 from farandole._meeting.line import Keeper
 from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Met, Reminder
@@ -185,7 +191,7 @@ class Reception:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE) and self._makes_room():
+                if lacks_descriptors(error) and self._makes_room():
                     continue
                 raise
             connection = Connection(its)
@@ -212,12 +218,13 @@ class Reception:
                 del self._visitors[visitor.connection.fileno()]
             return words
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            if lacks_descriptors(error):
                 del self._visitors[visitor.connection.fileno()]
                 self._own.waiting.append(visitor.connection)  # it is told
                 self._turned_away += 1
                 raise
-            self._drop(visitor)
+            changed = isinstance(error, Changed)
+            self._drop(visitor, "with words that were changed on their way" if changed else None)
             return None
 
     def _drop_the_silent(self) -> None:
@@ -225,11 +232,11 @@ class Reception:
         for visitor in [each for each in self._visitors.values() if now >= each.until]:
             self._drop(visitor)
 
-    def _drop(self, visitor: Visitor) -> None:
+    def _drop(self, visitor: Visitor, why: str | None = None) -> None:
         self._poll.unregister(visitor.connection)
         del self._visitors[visitor.connection.fileno()]
         visitor.connection.close()
-        if (stranger := (visitor.whence, visitor.lacks)) not in self._strangers:
+        if (stranger := (visitor.whence, why or visitor.lacks)) not in self._strangers:
             self._strangers.append(stranger)
 
     # ---- seats ----

@@ -8,7 +8,6 @@ import time
 from collections.abc import Generator
 from typing import NamedTuple
 
-from farandole import _json
 from farandole._meeting.connection import HEAD, MAGIC, NONCE, POLITE, PROOF, Connection, proof
 from farandole._meeting.errors import Words
 from farandole._meeting.members import checked
@@ -68,10 +67,10 @@ def _greeting(connection: Connection, secret: bytes) -> Generator[_Wanted, bytes
     nonces = theirs[len(MAGIC) :] + mine
     # So little goes into the buffer of a new connection at once.
     connection.send_bytes(MAGIC + mine + proof(secret, b"server", nonces), time.monotonic())
+    connection.seal(secret, b"server", b"client", nonces)
     proved = yield _Wanted(PROOF, "without the job's secret" if secret else "without a proof")
     if not hmac.compare_digest(proved, proof(secret, b"client", nonces)):
         raise ValueError("it does not know the secret")
     lacks = "without a rank's words"
-    size, descriptors = connection.sizes((yield _Wanted(HEAD.size, lacks)))
-    whole = yield _Wanted(descriptors + size, lacks)
-    return checked(_json.read(whole[descriptors:]))
+    head = yield _Wanted(HEAD.size, lacks)
+    return checked(connection.words(head, (yield _Wanted(sum(connection.sizes(head)), lacks))))
