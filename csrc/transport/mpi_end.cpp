@@ -27,7 +27,7 @@ struct Ending {
 };
 std::atomic<bool> memory_with_mpi{false};
 
-constexpr auto kLastWords = std::chrono::milliseconds(500);  // of ranks that MPI_Abort will end
+constexpr auto kLastWords = std::chrono::seconds(2);  // of ranks that MPI_Abort will end
 
 /// Never freed, for the same reason.
 struct Exit {
