@@ -157,6 +157,7 @@ def store_step(
     postscale: float = 1.0,
     size: int = 2,
 ) -> bytes: ...
+def seconds_to_seal(bytes: int, messages: int) -> tuple[float, float]: ...
 def update(
     optimizer: str,
     dtype: str,

@@ -48,7 +48,8 @@ bool is_wanted(const TransportRow& row, const std::string& choice, std::string_v
 /// What the table of transports has for a rank here, cheapest first. `engine` outlives them.
 std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
                                                       const std::string& choice,
-                                                      const std::shared_ptr<MpiPort>& mpi) {
+                                                      const std::shared_ptr<MpiPort>& mpi,
+                                                      Wire wire) {
   const Host& host = engine.host();
   const Surroundings here{.rank = host.rank,
                           .host = host.peers[static_cast<size_t>(host.rank)].info.host,
@@ -56,7 +57,8 @@ std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
                           .arena = engine.arena(),
                           .door = engine.door(),
                           .mpi = mpi,
-                          .has_gone = [&engine](int rank) { return engine.has_gone(rank); }};
+                          .has_gone = [&engine](int rank) { return engine.has_gone(rank); },
+                          .wire = wire};
   std::vector<std::shared_ptr<Transport>> made;
   for (const TransportRow& row : transports()) {
     if (!is_wanted(row, choice, engine.door() == nullptr ? "" : mpi ? "mpi" : "tcp")) continue;
@@ -184,15 +186,16 @@ ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning)
 }
 
 void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport,
-              std::shared_ptr<MpiPort> mpi) {
+              std::shared_ptr<MpiPort> mpi, Wire wire) {
   const ChannelCosts here = costs_over(transport, tuning);
   if (transport == "tcp") mpi = nullptr;
   const ChannelCosts between = costs_between_hosts(tuning.network, here, mpi != nullptr);
   if (mpi) options.few_threads = few_threads_over(*mpi);
   options.tuning = std::make_shared<const TuningTable>(tuning);
-  options.transports = [transport, mpi](const Engine& e) {
-    return transports_of(e, transport, mpi);
+  options.transports = [transport, mpi, wire](const Engine& e) {
+    return transports_of(e, transport, mpi, wire);
   };
+  options.wire = wire;
   options.channels = channels_over_transports();
   options.schedules = schedules_over(options.channels, here, between, std::move(mpi), tuning.mpi);
   options.eager = eager_between_hosts(between);

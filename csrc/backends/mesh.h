@@ -32,6 +32,7 @@ ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning)
 /// channels for messages, and the table by which all that is chosen, the same on all ranks. Over
 /// `transport` tcp or mpi there are no paths. With `mpi`, "auto" goes over MPI between hosts.
 void lay_mesh(EngineOptions& options, const TuningTable& tuning = {},
-              const std::string& transport = "auto", std::shared_ptr<MpiPort> mpi = nullptr);
+              const std::string& transport = "auto", std::shared_ptr<MpiPort> mpi = nullptr,
+              Wire wire = Wire::plain);
 
 }  // namespace farandole

@@ -171,6 +171,12 @@ const std::vector<Variable>& variables() {
                   "hosts MPI where init() was given a communicator, else TCP. shm: shared memory "
                   "alone. tcp, mpi: TCP or MPI everywhere, by schedules alone",
                   {"auto", "shm", "tcp", "mpi"})),
+      agreed(
+          text("FARANDOLE_WIRE", &Config::wire,
+               "what is done with tensors over TCP: plain: they go as they are; checked: they are "
+               "sealed, so that a bit that is changed on the way is an error; sealed: everything "
+               "between ranks is encrypted, too. Nothing goes over MPI or NCCL then",
+               {"plain", "checked", "sealed"})),
       text("FARANDOLE_IFACE", &Config::iface,
            "network interface at which this rank is reached from other hosts; empty: the one that "
            "leads to MASTER_ADDR"),

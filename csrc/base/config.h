@@ -21,6 +21,7 @@ struct Config {
   std::string progress = "auto";     // FARANDOLE_PROGRESS: auto, thread, caller
   std::string cma = "auto";          // FARANDOLE_CMA: auto, 1, 0
   std::string transport = "auto";    // FARANDOLE_TRANSPORT: auto, shm, tcp, mpi
+  std::string wire = "plain";        // FARANDOLE_WIRE: plain, checked, sealed
   std::string iface;                 // FARANDOLE_IFACE
   std::string insecure = "0";        // FARANDOLE_INSECURE: 0, 1
   std::string level = "canonical";   // FARANDOLE_LEVEL

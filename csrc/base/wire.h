@@ -51,6 +51,10 @@ decltype(auto) taken(std::string_view what, int rank, int me, Take take) {
   }
 }
 
+/// Why a message whose seal (base/seal.h) does not hold is malformed.
+inline constexpr const char* kBrokenSeal =
+    "its seal is broken, so it was changed, repeated, held back or made up on its way";
+
 class WireWriter {
  public:
   template <typename T>

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include "base/error.h"
+#include "base/seal.h"
 
 namespace farandole {
 
@@ -32,6 +33,9 @@ void bind_trace(py::module_& module);
 void bind_jax(py::module_& module);
 void bind_devices(py::module_& module);
 void bind_device_gradients(py::module_& module);
+
+/// A job's. Throws Error(invalid_argument).
+Key secret_from(const py::bytes& secret);
 
 void raise_in_python(const Error& error);
 py::object python_error(const Error& error);

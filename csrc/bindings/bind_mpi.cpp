@@ -41,15 +41,16 @@ MpiBinding binding_from(std::string module, size_t handle_bytes, size_t status_b
 }
 
 std::shared_ptr<MpiPort> open_mpi_port(MpiBinding binding, uint64_t communicator, int rank,
-                                       int size, uint64_t world, const std::string& threads) {
+                                       int size, uint64_t world, const py::bytes& secret,
+                                       const std::string& threads) {
   if (has_memory_with_mpi())
     throw Error(
         ErrorCode::rendezvous,
         "MPI may still use memory of an operation that failed before, as a rank did not take "
         "part in ending it; start the program anew");
   binding.communicator = communicator;
-  auto port = std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world, threads_from(threads),
-                                        mpi_duplicates_of(communicator));
+  auto port = std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world, secret_from(secret),
+                                        threads_from(threads), mpi_duplicates_of(communicator));
   watch_the_end_of_mpi(port);
   return port;
 }
@@ -68,9 +69,10 @@ void bind_mpi_port(py::module_& module) {
   py::class_<MpiPort, std::shared_ptr<MpiPort>>(module, "MpiPort",
                                                 "Links to the ranks of a communicator.")
       .def(py::init(&open_mpi_port), py::arg("binding"), py::arg("communicator"), py::arg("rank"),
-           py::arg("size"), py::arg("world"), py::arg("threads"),
+           py::arg("size"), py::arg("world"), py::arg("secret"), py::arg("threads"),
            "`communicator`: the handle of one that nobody else uses; its errors return. `world`: "
-           "the same on all ranks, and another each time. `threads`: as MPI was initialized: "
+           "the same on all ranks, and another each time. `secret`: the job's. `threads`: as MPI "
+           "was initialized: "
            "multiple, serialized, or funneled: then this thread alone calls it.");
   module.def(
       "end_mpi_at_exit",

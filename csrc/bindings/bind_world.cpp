@@ -11,8 +11,8 @@
 #include "backends/algorithm_names.h"
 #include "backends/mesh.h"
 #include "base/arm_fault.h"
+#include "base/libcrypto.h"
 #include "base/log.h"
-#include "base/sha256.h"
 #include "bindings/bind.h"
 #include "bindings/calls.h"
 #include "bindings/named_handles.h"
@@ -105,24 +105,25 @@ std::shared_ptr<HostPeer> peer_of(int rank, const std::string& host, pid_t pid,
   return peer;
 }
 
+size_t arena_bytes(const Config& config) {
+  return config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
+}
+
 std::shared_ptr<Segment> make_host_memory(int ranks, const std::optional<py::bytes>& secret) {
-  std::optional<SegmentSecret> known;
-  if (secret) {
-    const std::string_view key(*secret);
-    known.emplace();
-    if (key.size() != known->size())
-      throw Error(ErrorCode::invalid_argument,
-                  "a job's secret has 32 bytes, not " + std::to_string(key.size()));
-    std::ranges::copy(std::as_bytes(std::span(key)), known->begin());
-  }
-  const size_t asked = Config::from_environment().arena_bytes;
-  return Segment::create(ranks, asked > 0 ? asked : default_arena_bytes(), known);
+  return Segment::create(ranks, arena_bytes(Config::from_environment()),
+                         secret ? std::optional(secret_from(*secret)) : std::nullopt);
 }
 
 ForeignWish foreign_wish(const Config& config) {
   return config.cma == "0"   ? ForeignWish::never
          : config.cma == "1" ? ForeignWish::always
                              : ForeignWish::if_faster;
+}
+
+Wire wire_from(const Config& config) {
+  return config.wire == "sealed"    ? Wire::sealed
+         : config.wire == "checked" ? Wire::checked
+                                    : Wire::plain;
 }
 
 Host enter(Roll roll, const Config& config, Deadline deadline, const py::object& look) {
@@ -132,7 +133,7 @@ Host enter(Roll roll, const Config& config, Deadline deadline, const py::object&
     if (!look.is_none()) look();
   };
   Host host = roll.peers.empty()
-                  ? host_alone(config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes())
+                  ? host_alone(arena_bytes(config))
                   : join(std::move(roll), foreign_wish(config), deadline, interrupted);
   host.segment->hide_from_children();
   log(LogLevel::info, "joined a world of " + std::to_string(host.size()) + " ranks, " +
@@ -153,7 +154,11 @@ std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<Ho
                                   const std::shared_ptr<MpiPort>& mpi, const py::object& look) {
   refuse_in_child();
   const Config config = Config::from_environment();
-  Roll roll{.rank = rank, .memory = memory, .on_several_hosts = listeners.has_value()};
+  const Wire wire = wire_from(config);
+  Roll roll{.rank = rank,
+            .memory = memory,
+            .on_several_hosts = listeners.has_value(),
+            .hides = wire == Wire::sealed};
   for (const auto& peer : peers) roll.peers.push_back(std::move(*peer));
   if (listeners)
     for (const int listener : *listeners) roll.listeners.emplace_back(listener);
@@ -161,7 +166,7 @@ std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<Ho
   Host host = enter(std::move(roll), config, deadline, look);
   EngineOptions options = engine_options(config);
   const TuningTable table = tuning.empty() ? TuningTable{} : table_from(tuning);
-  lay_mesh(options, table, config.transport, mpi);
+  lay_mesh(options, table, config.transport, mpi, wire);
   log(LogLevel::info,
       "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
   options.trace = start_trace(config.trace, host, job, fingerprint(table));
@@ -245,6 +250,16 @@ py::list settings_here() {
 
 }  // namespace
 
+Key secret_from(const py::bytes& secret) {
+  const std::string_view bytes(secret);
+  Key key{};
+  if (bytes.size() != key.size())
+    throw Error(ErrorCode::invalid_argument,
+                "a job's secret has 32 bytes, not " + std::to_string(bytes.size()));
+  std::ranges::copy(std::as_bytes(std::span(bytes)), key.begin());
+  return key;
+}
+
 void bind_world(py::module_& module) {
   module.def("prepare_world", &prepare_world, py::arg("rank"), py::arg("size"),
              "Before the ranks meet: reads the settings, warns of what nobody reads, and raises "
@@ -281,6 +296,14 @@ void bind_world(py::module_& module) {
   module.def(
       "own_process", [] { return own_process().release(); },
       "A descriptor of this process, readable for others once it has died.");
+  module.def(
+      "look_for_libcrypto_in",
+      [](const py::object& module_file) {
+        look_for_libcrypto_in(text_from(module_file, "module"));
+      },
+      py::arg("module"),
+      "Before ranks meet: the file of a module that is loaded and linked to OpenSSL's libcrypto; "
+      "the program itself if empty.");
   module.def(
       "errno_error",
       [](int number, const py::object& call) {
@@ -321,17 +344,12 @@ void bind_world(py::module_& module) {
            "Before leave(): this process ends; exit() will show its code to who waits, and to the "
            "launcher, together with the process that caused it (0: this one).")
       .def(
-          "derived_key",
-          [](const Group& g, const py::object& purpose) {
-            HmacSha256 mac(g.engine()->host().segment->secret());
-            const std::string text = text_from(purpose, "purpose");
-            mac.add(std::as_bytes(std::span(text)));
-            const Digest key = mac.finish();
-            return py::bytes(reinterpret_cast<const char*>(key.data()), key.size());
+          "secret",
+          [](const Group& g) {
+            const auto secret = g.engine()->host().segment->secret();
+            return py::bytes(reinterpret_cast<const char*>(secret.data()), secret.size());
           },
-          py::arg("purpose"),
-          "32 bytes that follow from the job's secret: the same on all ranks, and known to nobody "
-          "else.")
+          "The job's, of 32 bytes.")
       .def("leave", [](Group& g) {
         refuse_in_child();
         std::exception_ptr interruption;

@@ -47,10 +47,11 @@ Error of_host(const Error& error, const Host& host, int rank) {
 }  // namespace
 
 ControlMesh::ControlMesh(std::shared_ptr<Segment> segment, int rank, std::vector<bool> here,
-                         std::shared_ptr<TcpDoor> door)
+                         std::shared_ptr<TcpDoor> door, bool hides)
     : segment_(std::move(segment)),
       rank_(rank),
       door_(std::move(door)),
+      hides_(hides),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(make_event_fd()) {
   open_more_files();  // one for each rank, and more for data
@@ -101,7 +102,8 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
     if (r != rank_ && known.process) other.process = copy_of(known.process);
     other.pid = known.info.pid;
     if (!other.arrival) continue;
-    other.socket = std::move(other.arrival->socket);
+    other.socket = std::move(other.arrival->connection.socket);
+    other.seals.emplace(other.arrival->connection.keys, hides_);
     other.arrival.reset();
     other.open = true;
     other.heard = now();
@@ -270,11 +272,14 @@ void ControlMesh::take_frames(int rank) {
     std::memcpy(&length, coming.data() + at, sizeof length);
     if (length > kLargestFrame)
       WireReader::malformed("a control message of " + std::to_string(length) + " bytes");
-    if (coming.size() - at - sizeof length < length) break;
-    WireReader from(std::span<const std::byte>(coming).subspan(at + sizeof length, length));
+    const size_t whole = length + Seals::kBytes;
+    if (coming.size() - at - sizeof length < whole) break;
+    const auto sealed = std::span(coming).subspan(at + sizeof length, whole);
+    if (!peer(rank).seals->in.opens(sealed)) WireReader::malformed(kBrokenSeal);
+    WireReader from(sealed.first(length));
     take(rank, from);
     from.end();
-    at += sizeof length + length;
+    at += sizeof length + whole;
   }
   coming.erase(coming.begin(), coming.begin() + static_cast<std::ptrdiff_t>(at));
 }
@@ -402,7 +407,8 @@ void ControlMesh::lose(int rank, int error) {
 // ---- with mutex_ held ----
 
 void ControlMesh::send(int rank, WireWriter frame) {
-  peer(rank).outgoing.push_back(framed(frame.take()));
+  Peer& to = peer(rank);
+  to.seals->out.close(to.outgoing.emplace_back(framed(frame.take())));
   ring(wake_.get());
 }
 

@@ -53,9 +53,10 @@ namespace farandole {
 
 class ControlMesh : public ProgressBoard {
  public:
-  /// `here`: by world rank, which ranks map `segment`. Connects to all others without waiting.
+  /// `here`: by world rank, which ranks map `segment`. `hides`: messages are encrypted. Connects to
+  /// all others without waiting.
   ControlMesh(std::shared_ptr<Segment> segment, int rank, std::vector<bool> here,
-              std::shared_ptr<TcpDoor> door);
+              std::shared_ptr<TcpDoor> door, bool hides = false);
   ~ControlMesh() override;
   ControlMesh(const ControlMesh&) = delete;
   ControlMesh& operator=(const ControlMesh&) = delete;
@@ -119,6 +120,7 @@ class ControlMesh : public ProgressBoard {
     bool here = false;
     std::shared_ptr<TcpArrival> arrival;  // until it is connected
     Fd socket;
+    std::optional<Seals> seals;  // `out` is guarded by mutex_, `in` the thread's alone
     std::atomic<bool> lost{false}, finished{false};
     bool open = false;  // guarded by mutex_, as what follows
     std::deque<std::vector<std::byte>> outgoing;
@@ -185,6 +187,7 @@ class ControlMesh : public ProgressBoard {
   std::shared_ptr<Segment> segment_;
   const int rank_;
   std::shared_ptr<TcpDoor> door_;
+  const bool hides_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by world rank; this one's has no connection
   Fd doorbell_;  // a copy, as of processes: this may outlive the engine
   Fd epoll_, wake_;

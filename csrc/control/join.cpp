@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-void connect_hosts(Host& host, std::vector<Fd> listeners, Deadline deadline,
+void connect_hosts(Host& host, std::vector<Fd> listeners, bool hides, Deadline deadline,
                    const std::function<void()>& interrupted) {
   std::vector<bool> here;
   TcpAddresses addresses;
@@ -18,7 +18,7 @@ void connect_hosts(Host& host, std::vector<Fd> listeners, Deadline deadline,
   }
   auto door = std::make_shared<TcpDoor>(host.segment, host.rank, std::move(listeners),
                                         std::move(addresses));
-  host.mesh = std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door));
+  host.mesh = std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door), hides);
   host.mesh->meet(host, deadline, interrupted);
 }
 
@@ -40,7 +40,7 @@ Host join(Roll roll, ForeignWish wish, Deadline deadline,
   try {
     host.foreign = agree_on_foreign_access(host, wish, deadline, interrupted);
     if (roll.on_several_hosts)
-      connect_hosts(host, std::move(roll.listeners), deadline, interrupted);
+      connect_hosts(host, std::move(roll.listeners), roll.hides, deadline, interrupted);
   } catch (...) {  // nobody shall wait for this rank
     host.segment->show_state(host.rank, RankState::gone);
     throw;

@@ -19,6 +19,7 @@ struct Roll {
   std::shared_ptr<Segment> memory{};  // of this host
   bool on_several_hosts = false;
   std::vector<Fd> listeners{};  // there, of this rank's own addresses
+  bool hides = false;           // what ranks of several hosts tell each other is encrypted
 };
 
 /// Throws Error when a rank dies, leaves, or does not come before the deadline. `interrupted` is

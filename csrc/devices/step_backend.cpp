@@ -38,6 +38,8 @@ StepBackend::StepBackend(const Engine& engine, const Membership& membership, uin
       watch_(watch),
       no_buckets_(std::move(no_buckets)),
       must_part_(needs_parting(bucket)) {
+  if (engine.options().wire != Wire::plain && !engine.host().are_here(membership.members))
+    no_nccl_ = "goes over connections that are not sealed, as FARANDOLE_WIRE asks for";
   if (!no_buckets_.empty()) return;
   meeting_.emplace(engine.host(), membership_, key_, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {

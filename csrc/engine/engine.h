@@ -44,6 +44,7 @@ struct EngineOptions {
   std::string device_path = "auto";       // auto, or a way (devices/device_paths)
   size_t device_bucket_bytes = 32 << 20;  // of a device, for one piece of a collective
   size_t staged_piece_bytes = 4 << 20;    // of a long array on a device that goes by the host
+  Wire wire = Wire::plain;                // what is done with bytes between hosts
   bool pairs_by_schedules = false;        // direct runs nothing between two ranks either
   ConnectMaker channels;                  // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;           // null: nothing is traced until set_trace()

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/copy.h"
+#include "base/seal.h"
 
 namespace farandole {
 
@@ -30,12 +31,12 @@ class Channel {
   /// Takes a prefix of `bytes` and returns its length; 0 when there is no room now. Bytes taken
   /// must stay unchanged until drained(): a channel may pass a reference instead of a copy.
   virtual size_t write(std::span<const std::byte> bytes) = 0;
-  virtual bool drained() const = 0;
+  virtual bool drained() = 0;
   /// Whether bytes that it takes are copied, so that theirs may change at once, unless it refers()
   /// to them. They may stay with it while nobody asks drained().
   virtual bool copies() const { return false; }
   /// Bytes that it has taken must not change yet.
-  virtual bool refers() const { return !copies() && !drained(); }
+  virtual bool refers() { return !copies() && !drained(); }
 
   /// Arrived bytes, not copied; empty unless at least `at_least` contiguous bytes are there.
   /// Valid until consume().
@@ -51,6 +52,13 @@ class Channel {
     consume(count);
     return count;
   }
+
+  // ---- whole messages (transport/message_link.h) ----
+
+  /// Whether they are sealed, as where others than the job's own processes may be on the way.
+  virtual bool is_sealed() const { return false; }
+  /// By which they are; null: it is not connected yet.
+  virtual Seals* seals() { return nullptr; }
 
   // ---- places: bytes go where they shall lie without a copy in between ----
 

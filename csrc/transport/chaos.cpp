@@ -49,13 +49,13 @@ class ChaosChannel : public Channel {
     return count;
   }
 
-  bool drained() const override {
+  bool drained() override {
     push();
     return held_.empty() && inner_->drained();
   }
 
   bool copies() const override { return copies_; }
-  bool refers() const override {
+  bool refers() override {
     push();
     return !copies_ && (!held_.empty() || inner_->refers());
   }
@@ -77,6 +77,9 @@ class ChaosChannel : public Channel {
     inner_->consume(count);
     shown_ -= std::min(shown_, count);
   }
+
+  bool is_sealed() const override { return inner_->is_sealed(); }
+  Seals* seals() override { return inner_->seals(); }
 
   PlaceRule place_rule() const override { return inner_->place_rule(); }
   void offer(std::byte* place, size_t count) override { inner_->offer(place, count); }

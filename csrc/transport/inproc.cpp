@@ -35,7 +35,7 @@ class InprocChannel : public Channel {
         reader_(in_->control, in_->data) {}
 
   size_t write(std::span<const std::byte> bytes) override { return writer_.write(bytes); }
-  bool drained() const override { return true; }  // what was taken was copied
+  bool drained() override { return true; }  // what was taken was copied
   bool copies() const override { return true; }
   std::span<const std::byte> peek(size_t at_least) override { return reader_.peek(at_least); }
   void consume(size_t count) override { reader_.consume(count); }

@@ -14,7 +14,7 @@ void MessageLink::send_frame(std::vector<std::byte> frame) {
   if (frame.size() > kLargestMessage + sizeof length_)
     throw Error(ErrorCode::resource, "a message of " + std::to_string(frame.size()) +
                                          " bytes exceeds what ranks exchange");
-  outgoing_.push_back({std::move(frame), 0});
+  outgoing_.push_back({std::move(frame)});
 }
 
 bool MessageLink::receive(std::vector<std::byte>& message) {
@@ -42,6 +42,7 @@ bool MessageLink::write() {
   bool moved = false;
   while (!outgoing_.empty()) {
     Outgoing& front = outgoing_.front();
+    if (!front.is_ready && !make_ready(front)) break;
     if (front.written < front.bytes.size()) {
       const size_t taken = channel_->write(std::span(front.bytes).subspan(front.written));
       if (taken == 0) break;
@@ -53,6 +54,22 @@ bool MessageLink::write() {
     outgoing_.pop_front();
   }
   return moved;
+}
+
+/// Seals are given in the order of sending. False: there is no key yet.
+bool MessageLink::make_ready(Outgoing& message) {
+  if (channel_->is_sealed()) {
+    Seals* const seals = channel_->seals();
+    if (seals == nullptr) return false;
+    seals->out.close(message.bytes);
+  }
+  return message.is_ready = true;
+}
+
+void MessageLink::open(std::vector<std::byte>& message) {
+  if (!channel_->is_sealed()) return;
+  if (!channel_->seals()->in.opens(message)) WireReader::malformed(kBrokenSeal);
+  message.resize(message.size() - Seals::kBytes);
 }
 
 /// At most one message: who waits for it does not ask the kernel for the next one.
@@ -70,17 +87,19 @@ bool MessageLink::read() {
       WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
     body_read_ = 0;
   }
-  while (body_read_ < length_) {
+  const size_t whole = length_ + (channel_->is_sealed() ? Seals::kBytes : 0);
+  while (body_read_ < whole) {
     // As much as has come, and as much again: a length alone takes no memory.
     if (body_read_ == body_.size())
-      body_.resize(std::min<size_t>(length_, std::max(kFirstRoom, 2 * body_read_)));
+      body_.resize(std::min<size_t>(whole, std::max(kFirstRoom, 2 * body_read_)));
     const size_t count = channel_->read(std::span(body_).subspan(body_read_));
     if (count == 0) return moved;
     moved = true;
     body_read_ += count;
   }
-  arrived_.push_back(std::exchange(body_, {}));
   length_read_ = 0;
+  open(body_);
+  arrived_.push_back(std::exchange(body_, {}));
   return true;
 }
 

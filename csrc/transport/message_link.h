@@ -1,4 +1,5 @@
-// Whole messages to one other rank and back, over a channel that is connected meanwhile.
+// Whole messages to one other rank and back, over a channel that is connected meanwhile: each
+// behind its length and, where the channel is sealed, in front of its seal (base/seal.h).
 #pragma once
 
 #include <deque>
@@ -38,7 +39,10 @@ class MessageLink {
   struct Outgoing {
     std::vector<std::byte> bytes;  // with the length in front
     size_t written = 0;
+    bool is_ready = false;  // its seal, if any, is behind it
   };
+  bool make_ready(Outgoing& message);
+  void open(std::vector<std::byte>& message);
   std::unique_ptr<Connecting> connecting_;
   std::unique_ptr<Channel> channel_;
   std::deque<Outgoing> outgoing_;

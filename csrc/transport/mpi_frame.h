@@ -1,4 +1,4 @@
-// What a message of the port begins with (transport/mpi_port.h); data follow.
+// What a message of the port begins with (transport/mpi_port.h); its seal follows, and data.
 #pragma once
 
 #include "transport/mpi_port.h"
@@ -18,6 +18,8 @@ struct MpiFrame {
   // Of an all-reduce that has begun: `stream` is its communicator, `takes` how many have begun
   // there, `count` its elements, `lane` and `tag` its dtype and operation.
 };
+
+inline constexpr size_t kMpiHead = sizeof(MpiFrame) + Seals::kBytes;
 
 /// An error of MPI's is the end of it.
 template <typename Body>

@@ -31,17 +31,28 @@ std::vector<std::unique_ptr<std::byte[]>>& lent_for_ever() {
 }  // namespace
 
 MpiPort::MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world,
-                 MpiThreads threads, std::shared_ptr<MpiDuplicates> duplicates)
+                 const Key& secret, MpiThreads threads, std::shared_ptr<MpiDuplicates> duplicates)
     : functions_(std::move(functions)),
       rank_(rank),
       size_(size),
       world_(world),
+      secret_(secret),
       threads_(threads),
       duplicates_(std::move(duplicates)) {}
 
 MpiPort::~MpiPort() {
   close();
   keep_what_mpi_uses();
+}
+
+ConnectionKeys MpiPort::keys_for(int peer, const std::string& purpose) const {
+  const auto salt = std::as_bytes(std::span(&world_, 1));
+  const auto key = [&](int from, int to) {
+    return derived_key(secret_, salt,
+                       "farandole mpi, from rank " + std::to_string(from) + " to rank " +
+                           std::to_string(to) + ", " + purpose);
+  };
+  return {.out = key(rank_, peer), .in = key(peer, rank_)};
 }
 
 // ---- channels ----
@@ -171,12 +182,10 @@ void MpiPort::join(MpiPipe& pipe, size_t at_least) {
 // ---- links ----
 
 MpiLink& MpiPort::link_to(int peer) {
-  const auto [found, is_new] = links_.try_emplace(peer);
-  if (is_new) {
-    found->second.peer = peer;
-    if (state_ == State::open) expects_.store(true, std::memory_order_relaxed);
-  }
-  return found->second;
+  const auto known = links_.find(peer);
+  if (known != links_.end()) return known->second;
+  if (state_ == State::open) expects_.store(true, std::memory_order_relaxed);
+  return links_.try_emplace(peer, peer, keys_for(peer, "heads of frames")).first->second;
 }
 
 /// Takes what has come, no more than that pipe lacks: who waits for it asks MPI for nothing else.
@@ -216,17 +225,17 @@ void MpiPort::progress_all() {
 
 void MpiPort::post(MpiLink& link) {
   MpiLink::Receive receive{buffer(true), {}};
-  receive.request =
-      functions_->receive({receive.bytes.get(), sizeof(MpiFrame) + kPiece}, link.peer);
+  receive.request = functions_->receive({receive.bytes.get(), kMpiHead + kPiece}, link.peer);
   link.receives.push_back(std::move(receive));
 }
 
 /// Keeps the receive's buffer where that is cheaper than a copy.
 void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
   MpiFrame frame{};
-  if (bytes < sizeof frame) throw foreign_message(link.peer);
+  if (bytes < kMpiHead) throw foreign_message(link.peer);
   std::memcpy(&frame, receive.bytes.get(), sizeof frame);
   if (frame.world != world_) return;  // of a world before this one
+  if (!link.seals.in.opens({receive.bytes.get(), kMpiHead})) throw foreign_message(link.peer);
   if (frame.kind == MpiFrameKind::begun) return join(frame, link.peer);
   const MpiPipe::Key key{frame.stream, frame.lane};
   const auto found = link.pipes.find(key);
@@ -247,18 +256,18 @@ void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
     pipe.promised = frame.count - frame.takes;
     return;
   }
-  if (frame.kind != MpiFrameKind::data || frame.count != bytes - sizeof frame)
+  if (frame.kind != MpiFrameKind::data || frame.count != bytes - kMpiHead)
     throw foreign_message(link.peer);
   if (is_shut) return;
   MpiPipe& pipe = *pipe_of(link, key);
   if (pipe.framed + frame.count > kWindow) throw foreign_message(link.peer);
   pipe.framed += frame.count;
-  MpiPipe::Piece piece{.begin = sizeof frame, .end = bytes, .whole = true};
+  MpiPipe::Piece piece{.begin = kMpiHead, .end = bytes, .whole = true};
   if (frame.count > kSmall) {
     piece.bytes = std::move(receive.bytes);
   } else {
     piece = {.bytes = buffer(false), .end = frame.count};
-    std::memcpy(piece.bytes.get(), receive.bytes.get() + sizeof frame, frame.count);
+    std::memcpy(piece.bytes.get(), receive.bytes.get() + kMpiHead, frame.count);
   }
   if (pipe.is_expecting())
     pipe.later.push_back(std::move(piece));
@@ -284,9 +293,11 @@ void MpiPort::send(MpiLink& link, const MpiFrame& frame, const std::shared_ptr<M
                    std::span<const std::byte> bytes) {
   const bool whole = bytes.size() > kSmall;
   MpiPipe::Buffer message = buffer(whole);
+  const Mark mark = link.seals.out.close(std::as_bytes(std::span(&frame, 1)));
   std::memcpy(message.get(), &frame, sizeof frame);
-  if (!bytes.empty()) copy_bytes(message.get() + sizeof frame, bytes.data(), bytes.size());
-  MpiRequest request = functions_->send({message.get(), sizeof frame + bytes.size()}, link.peer);
+  std::ranges::copy(mark, message.get() + sizeof frame);
+  if (!bytes.empty()) copy_bytes(message.get() + kMpiHead, bytes.data(), bytes.size());
+  MpiRequest request = functions_->send({message.get(), kMpiHead + bytes.size()}, link.peer);
   if (!whole && functions_->test(request)) return give_back(std::move(message), false);
   const bool counts = frame.kind == MpiFrameKind::data;
   if (counts) ++pipe->with_mpi;
@@ -294,7 +305,7 @@ void MpiPort::send(MpiLink& link, const MpiFrame& frame, const std::shared_ptr<M
 }
 
 size_t MpiPort::bytes_of_buffer(bool whole) {
-  return sizeof(MpiFrame) + (whole ? std::max(kPiece, kFolded) : kSmall);
+  return kMpiHead + (whole ? std::max(kPiece, kFolded) : kSmall);
 }
 
 MpiPipe::Buffer MpiPort::buffer(bool whole) {

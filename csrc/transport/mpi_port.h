@@ -9,6 +9,9 @@
 // bounded. MPI moves bytes only while somebody calls it: an operation whose bytes are consumed but
 // for kQuiet may end, since so few lie with MPI no more.
 //
+// A head is sealed (base/seal.h), by a key of the link and the direction; data are not. Messages
+// that a channel carries have seals of their own.
+//
 // Note [Places]
 //
 // Long transfers go in no frames. The receiver, who knows where the bytes shall lie, posts receives
@@ -54,6 +57,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/seal.h"
 #include "transport/channel.h"
 #include "transport/mpi_functions.h"
 #include "transport/mpi_pipe.h"
@@ -82,7 +86,10 @@ struct MpiLink {
     std::shared_ptr<MpiPipe> of;
   };
 
-  int peer = -1;
+  MpiLink(int other, const ConnectionKeys& keys) : peer(other), seals(keys) {}
+
+  const int peer;
+  Seals seals;
   std::deque<Receive> receives;  // messages of a rank are received in this order
   std::deque<Send> sends;
   std::vector<Straight> straight;
@@ -108,10 +115,10 @@ class MpiPort {
   /// Of memory by MPI, for a rank that does not answer; a busy machine keeps one from it for long.
   static constexpr auto kLongestHold = std::chrono::seconds(3);
 
-  /// `world`: the same on all its ranks, and another for every world. `duplicates`: those of the
-  /// communicator.
+  /// `world`: the same on all its ranks, and another for every world. `secret`: the job's.
+  /// `duplicates`: those of the communicator.
   MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world,
-          MpiThreads threads = MpiThreads::multiple,
+          const Key& secret, MpiThreads threads = MpiThreads::multiple,
           std::shared_ptr<MpiDuplicates> duplicates = std::make_shared<MpiDuplicates>());
   ~MpiPort();
   MpiPort(const MpiPort&) = delete;
@@ -123,6 +130,8 @@ class MpiPort {
   /// Funneled: the thread that made this.
   std::thread::id caller() const { return caller_; }
 
+  /// Of what nobody else sends between these ranks, of this world and for this purpose.
+  ConnectionKeys keys_for(int peer, const std::string& purpose) const;
   /// One end of a channel; the other rank opens the other.
   std::shared_ptr<MpiPipe> open(int peer, uint64_t stream, int lane);
   void shut(const std::shared_ptr<MpiPipe>& pipe);
@@ -215,6 +224,7 @@ class MpiPort {
   const std::unique_ptr<MpiFunctions> functions_;
   const int rank_, size_;
   const uint64_t world_;
+  const Key secret_;
   const MpiThreads threads_;
   const std::thread::id caller_ = std::this_thread::get_id();
   std::atomic<bool> expects_{false};

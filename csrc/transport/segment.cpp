@@ -12,7 +12,6 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/sha256.h"
 #include "base/wire.h"
 
 namespace farandole {
@@ -75,7 +74,7 @@ std::string said_of_limit(int ranks, decltype(RLIMIT_AS) which, const char* name
 }  // namespace
 
 std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes,
-                                         const std::optional<SegmentSecret>& secret) {
+                                         const std::optional<Key>& secret) {
   arena_bytes = round_up(arena_bytes, kPage);
   Fd memory(checked(::memfd_create("farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
   const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/seal.h"
 #include "transport/wait_board.h"
 
 namespace farandole {
@@ -91,14 +92,12 @@ struct RankPage {
   WaitBoard board;
 };
 
-using SegmentSecret = std::array<std::byte, 32>;
-
 class Segment {
  public:
   /// Makes the segment; throws Error(resource) when the kernel refuses. `secret`: the job's, where
   /// it has one already.
   static std::shared_ptr<Segment> create(int ranks, size_t arena_bytes,
-                                         const std::optional<SegmentSecret>& secret = std::nullopt);
+                                         const std::optional<Key>& secret = std::nullopt);
   /// Maps a segment made by another rank after checking seals, size and format.
   static std::shared_ptr<Segment> attach(Fd memory);
   ~Segment();

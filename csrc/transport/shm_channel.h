@@ -57,7 +57,7 @@ class ShmChannel : public Channel {
              ShmLane theirs);
 
   size_t write(std::span<const std::byte> bytes) override;
-  bool drained() const override { return writer_.consumed_to(last_reference_end_); }
+  bool drained() override { return writer_.consumed_to(last_reference_end_); }
   std::span<const std::byte> peek(size_t at_least) override;
   void consume(size_t count) override;
 

@@ -18,6 +18,7 @@ namespace farandole {
 /// does.
 std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
                                          std::string host, std::function<bool(int)> has_gone = {},
-                                         std::shared_ptr<TcpDoor> door = nullptr);
+                                         std::shared_ptr<TcpDoor> door = nullptr,
+                                         Wire wire = Wire::plain);
 
 }  // namespace farandole

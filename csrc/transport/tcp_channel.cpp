@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/wire.h"
 
 namespace farandole {
 
@@ -22,7 +23,12 @@ bool TcpChannel::connected() {
   if (!arrival_) arrival_ = shared_->door->await(lane_);
   if (!arrival_->here.load(std::memory_order_acquire)) return false;  // partner: TcpDoor::arrived
   if (arrival_->error) throw Error(*arrival_->error);
-  link_.socket = std::move(arrival_->socket);
+  const ConnectionKeys& keys = arrival_->connection.keys;
+  if (is_in_records())
+    records_.emplace(keys, shared_->wire == Wire::sealed);
+  else
+    seals_.emplace(keys);
+  link_.socket = std::move(arrival_->connection.socket);
   arrival_.reset();
   shared_->wakes.add(link_);
   return true;
@@ -34,6 +40,10 @@ size_t TcpChannel::write(std::span<const std::byte> bytes) {
     complain();
     return 0;
   }
+  return records_ ? write_records(bytes) : send(bytes);
+}
+
+size_t TcpChannel::send(std::span<const std::byte> bytes) {
   const ssize_t taken = ::send(link_.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   if (taken < 0 && errno != EAGAIN && errno != EINTR) {
     lose(errno);
@@ -47,6 +57,29 @@ size_t TcpChannel::write(std::span<const std::byte> bytes) {
   return count;
 }
 
+size_t TcpChannel::write_records(std::span<const std::byte> bytes) {
+  size_t taken = 0;
+  while (flush() && taken < bytes.size()) taken += records_->put(bytes.subspan(taken));
+  return taken;
+}
+
+/// True when the kernel has all of what was taken.
+bool TcpChannel::flush() {
+  while (!records_->to_send().empty() && error_ == 0) {
+    const size_t count = send(records_->to_send());
+    if (count == 0) return false;
+    records_->sent(count);
+  }
+  return error_ == 0;
+}
+
+/// What was taken the kernel has, but for a record.
+bool TcpChannel::drained() {
+  if (!records_ || flush()) return true;
+  if (error_ != 0) complain();
+  return false;
+}
+
 std::span<const std::byte> TcpChannel::peek(size_t at_least) {
   if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBufferBytes);
   while (buffered().size() < at_least) {
@@ -54,7 +87,8 @@ std::span<const std::byte> TcpChannel::peek(size_t at_least) {
     std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
     end_ -= begin_;
     begin_ = 0;
-    const size_t count = receive({buffer_.get() + end_, kBufferBytes - end_});
+    const std::span<std::byte> room(buffer_.get() + end_, kBufferBytes - end_);
+    const size_t count = is_in_records() ? receive_record(room) : receive(room);
     if (count == 0) return {};
     end_ += count;
   }
@@ -62,7 +96,9 @@ std::span<const std::byte> TcpChannel::peek(size_t at_least) {
 }
 
 size_t TcpChannel::read(std::span<std::byte> into) {
-  if (begin_ == end_) return receive(into);
+  const bool is_roomy = !is_in_records() || into.size() >= TcpRecords::kMost;
+  if (begin_ == end_ && is_roomy) return is_in_records() ? receive_record(into) : receive(into);
+  if (begin_ == end_ && (into.empty() || peek(1).empty())) return 0;
   const size_t count = std::min(into.size(), end_ - begin_);
   copy_bytes(into.data(), buffer_.get() + begin_, count);
   begin_ += count;
@@ -86,6 +122,23 @@ size_t TcpChannel::receive(std::span<std::byte> into) {
   return 0;
 }
 
+/// `into` has room for any.
+size_t TcpChannel::receive_record(std::span<std::byte> into) {
+  if (!connected()) return 0;
+  try {
+    while (records_->next() == 0) {
+      const size_t count = receive(records_->room());
+      if (count == 0) return 0;
+      records_->arrived(count);
+    }
+    const size_t bytes = records_->next();
+    records_->take(into.data());
+    return bytes;
+  } catch (const Malformed& error) {
+    refuse(error.why());
+  }
+}
+
 void TcpChannel::lose(int error) {
   error_ = error;
   broken_since_ = now();
@@ -104,6 +157,14 @@ void TcpChannel::complain() {
               "the TCP connection between ranks " + std::to_string(lane_.dialer) + " and " +
                   std::to_string(lane_.listener) + " is broken",
               where);
+}
+
+void TcpChannel::refuse(const std::string& why) const {
+  Context where;
+  where.rank = where.peer = peer_;
+  where.lane = lane_.lane;
+  throw Error(ErrorCode::link, "data from rank " + std::to_string(peer_) + " are malformed: " + why,
+              where, Malformed::kAdvice);
 }
 
 }  // namespace farandole

@@ -8,22 +8,29 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/clock.h"
 #include "transport/channel.h"
 #include "transport/tcp_door.h"
+#include "transport/tcp_records.h"
 #include "transport/tcp_wakes.h"
 
 namespace farandole {
 
 /// What the channels of a rank share.
 struct TcpShared {
-  TcpShared(std::shared_ptr<TcpDoor> its_door, std::function<bool(int)> has_gone_or_none)
-      : door(std::move(its_door)), wakes(door->news()), has_gone(std::move(has_gone_or_none)) {}
+  TcpShared(std::shared_ptr<TcpDoor> its_door, std::function<bool(int)> has_gone_or_none,
+            Wire its_wire)
+      : door(std::move(its_door)),
+        wakes(door->news()),
+        has_gone(std::move(has_gone_or_none)),
+        wire(its_wire) {}
 
   std::shared_ptr<TcpDoor> door;
   TcpWakes wakes;
   std::function<bool(int)> has_gone;  // whether a rank has died or left; none: no rank does
+  Wire wire;
 };
 
 class TcpChannel : public Channel {
@@ -33,18 +40,26 @@ class TcpChannel : public Channel {
   ~TcpChannel() override;
 
   size_t write(std::span<const std::byte> bytes) override;
-  bool drained() const override { return true; }  // what was taken the kernel has
+  bool drained() override;
   bool copies() const override { return true; }
   std::span<const std::byte> peek(size_t at_least) override;
   void consume(size_t count) override { begin_ += count; }
   size_t read(std::span<std::byte> into) override;
+  bool is_sealed() const override { return !is_in_records(); }
+  Seals* seals() override { return connected() ? &*seals_ : nullptr; }
 
  private:
   static constexpr size_t kBufferBytes = 64 * 1024;
   static constexpr Duration kPatience = std::chrono::seconds(1);  // for a death to be seen
 
   bool connected();
+  bool is_in_records() const { return shared_->wire != Wire::plain; }
+  size_t send(std::span<const std::byte> bytes);
   size_t receive(std::span<std::byte> into);
+  bool flush();
+  size_t write_records(std::span<const std::byte> bytes);
+  size_t receive_record(std::span<std::byte> into);
+  [[noreturn]] void refuse(const std::string& why) const;
   void lose(int error);
   void complain();
   std::span<const std::byte> buffered() const { return {buffer_.get() + begin_, end_ - begin_}; }
@@ -54,6 +69,8 @@ class TcpChannel : public Channel {
   int peer_;
   std::shared_ptr<TcpArrival> arrival_;  // while it is not connected
   TcpLink link_;
+  std::optional<Seals> seals_;  // of messages, once it is connected; else the records'
+  std::optional<TcpRecords> records_;
   bool ended_ = false;  // the peer writes no more
   int error_ = 0;       // why the connection is broken, if it is
   TimePoint broken_since_{};

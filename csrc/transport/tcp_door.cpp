@@ -102,7 +102,7 @@ std::shared_ptr<TcpArrival> TcpDoor::await(const TcpLane& lane) {
     new_dials_.push_back(std::move(dial));
     ring(wake_.get());
   } else if (const auto early = unclaimed_.find(lane); early != unclaimed_.end()) {
-    arrival->socket = std::move(early->second);
+    arrival->connection = std::move(early->second);
     unclaimed_.erase(early);
     arrival->here.store(true, std::memory_order_release);
   } else if (const auto refusal = refused_.find(lane); refusal != refused_.end()) {
@@ -119,7 +119,7 @@ void TcpDoor::close_descriptors() {
   if (const std::unique_lock lock(working_, std::try_to_lock); lock)
     for (auto& [socket, visitor] : visitors_) visitor.talk.close();
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock)
-    for (auto& [lane, socket] : unclaimed_) socket.reset();
+    for (auto& [lane, connection] : unclaimed_) connection.socket.reset();
   for (Fd& listener : listeners_) listener.reset();
   for (Fd* fd : {&epoll_, &wake_, &news_}) fd->reset();
 }
@@ -257,10 +257,10 @@ void TcpDoor::settle(Visitor visitor, TcpTalk::State state) {
     prepare_connection(visitor.talk.socket());
     const TcpLane lane = said.lane();
     if (!visitor.dial)
-      deliver(lane, visitor.talk.take_socket());
+      deliver(lane, visitor.talk.take_connection());
     else if (const auto arrival = visitor.dial->arrival.lock()) {
       reached_[lane.listener] = visitor.dial->at;
-      arrival->socket = visitor.talk.take_socket();
+      arrival->connection = visitor.talk.take_connection();
       arrived(*arrival);
     }
   } else if (!visitor.dial) {
@@ -280,17 +280,17 @@ void TcpDoor::settle(Visitor visitor, TcpTalk::State state) {
 }
 
 /// A lane that is not asked for yet is kept until it is.
-void TcpDoor::deliver(const TcpLane& lane, Fd socket) {
+void TcpDoor::deliver(const TcpLane& lane, TcpConnection connection) {
   const std::lock_guard lock(mutex_);
   const auto waiting = awaited_.find(lane);
   if (waiting == awaited_.end()) {
-    keep_unclaimed(lane, std::move(socket));
+    keep_unclaimed(lane, std::move(connection));
     return;
   }
   const auto arrival = waiting->second.lock();
   awaited_.erase(waiting);
   if (!arrival) return;  // who asked for it has closed
-  arrival->socket = std::move(socket);
+  arrival->connection = std::move(connection);
   arrived(*arrival);
 }
 
@@ -310,15 +310,15 @@ void TcpDoor::deliver(const TcpLane& lane, const Error& refusal) {
   }
 }
 
-void TcpDoor::keep_unclaimed(const TcpLane& lane, Fd socket) {
+void TcpDoor::keep_unclaimed(const TcpLane& lane, TcpConnection connection) {
   if (unclaimed_.size() >= kMostUnclaimed)
-    std::erase_if(unclaimed_, [](const auto& entry) { return has_hung_up(entry.second); });
+    std::erase_if(unclaimed_, [](const auto& entry) { return has_hung_up(entry.second.socket); });
   if (unclaimed_.size() >= kMostUnclaimed)
     log(LogLevel::error, "rank " + std::to_string(lane.dialer) + " has opened " +
                              std::to_string(kMostUnclaimed) +
                              " TCP connections that nobody here has asked for; no more are kept");
   else
-    unclaimed_.insert_or_assign(lane, std::move(socket));
+    unclaimed_.insert_or_assign(lane, std::move(connection));
 }
 
 void TcpDoor::arrived(TcpArrival& arrival) {

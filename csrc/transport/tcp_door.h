@@ -23,7 +23,7 @@ namespace farandole {
 /// A lane that was asked for.
 struct TcpArrival {
   std::atomic<bool> here{false};  // released after the rest
-  Fd socket;
+  TcpConnection connection;
   std::optional<Error> error;  // it will not come
 };
 
@@ -90,9 +90,9 @@ class TcpDoor {
   void drop_impolite();
   void look_after_dials(TimePoint when);
   void settle(Visitor visitor, TcpTalk::State state);
-  void deliver(const TcpLane& lane, Fd socket);
+  void deliver(const TcpLane& lane, TcpConnection connection);
   void deliver(const TcpLane& lane, const Error& refusal);
-  void keep_unclaimed(const TcpLane& lane, Fd socket);
+  void keep_unclaimed(const TcpLane& lane, TcpConnection connection);
   void arrived(TcpArrival& arrival);
   void note_stranger(const std::string& why);
   bool note_is_due();
@@ -117,7 +117,7 @@ class TcpDoor {
   std::mutex mutex_;  // guards these
   std::vector<Dial> new_dials_;
   std::map<TcpLane, std::weak_ptr<TcpArrival>> awaited_;
-  std::map<TcpLane, Fd> unclaimed_;
+  std::map<TcpLane, TcpConnection> unclaimed_;
   std::map<TcpLane, Error> refused_;  // nobody here has asked for these yet, either
 
   std::atomic<bool> stopping_{false};

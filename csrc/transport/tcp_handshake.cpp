@@ -13,7 +13,7 @@ namespace farandole {
 namespace {
 
 constexpr std::string_view kWireMagic = "farandol";
-constexpr uint32_t kProtocol = 5;  // tests/cpp/test_message_layout.cpp knows its messages
+constexpr uint32_t kProtocol = 6;  // tests/cpp/test_message_layout.cpp knows its messages
 
 template <size_t Bytes>
 std::array<std::byte, Bytes> bytes_of(std::string_view text) {
@@ -170,12 +170,18 @@ TcpHello TcpHandshake::hello(TcpHello::Role role) const {
 }
 
 Digest TcpHandshake::proof_of(TcpHello::Role role) const {
-  HmacSha256 mac(secret_);
-  mac.add(
-      bytes_of<24>(role == TcpHello::dials ? "farandole tcp, dialer" : "farandole tcp, listener"));
-  mac.add(dialers_);
-  mac.add(listeners_);
-  return mac.finish();
+  const auto whose =
+      bytes_of<24>(role == TcpHello::dials ? "farandole tcp, dialer" : "farandole tcp, listener");
+  return hmac_sha256(secret_, {whose, dialers_, listeners_});
+}
+
+ConnectionKeys TcpHandshake::keys() const {
+  std::vector<std::byte> hellos(dialers_.begin(), dialers_.end());
+  hellos.insert(hellos.end(), listeners_.begin(), listeners_.end());
+  const Key dialers = derived_key(secret_, hellos, "farandole tcp, seals of the dialer");
+  const Key listeners = derived_key(secret_, hellos, "farandole tcp, seals of the listener");
+  if (rank_ == lane_.dialer) return {.out = dialers, .in = listeners};
+  return {.out = listeners, .in = dialers};
 }
 
 void TcpHandshake::say(std::span<const std::byte> bytes) {

@@ -7,8 +7,10 @@
 //   its proof                            ─►
 //
 // A proof is HMAC-SHA256 by the secret over whose proof it is and both hellos, and so over both
-// nonces, roles, ranks, stream and lane: neither a replay nor an echo is one. A hello has one
-// layout for ever, little-endian, whatever follows it:
+// nonces, roles, ranks, stream and lane: neither a replay nor an echo is one. The keys of seals
+// (base/seal.h) follow from the same. There is no exchange of keys besides: seals hide nothing, so
+// whoever learns the secret later learns nothing of what was said. A hello has one layout for ever,
+// little-endian, whatever follows it:
 //
 //    0  magic        8   "farandol"             28  from         4   world rank
 //    8  protocol     4                          32  to           4   world rank
@@ -28,7 +30,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/sha256.h"
+#include "base/seal.h"
 
 namespace farandole {
 
@@ -89,6 +91,8 @@ class TcpHandshake {
   const std::optional<Error>& refusal() const { return refusal_; }
   /// It knows the job's secret.
   bool proved() const { return proved_; }
+  /// Of what follows, once both have agreed.
+  ConnectionKeys keys() const;
   /// The dialer's; what the dialer has claimed.
   const TcpLane& lane() const { return lane_; }
 

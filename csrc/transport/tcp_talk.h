@@ -10,6 +10,12 @@
 
 namespace farandole {
 
+/// Both ends of which have proved who they are.
+struct TcpConnection {
+  Fd socket;
+  ConnectionKeys keys;
+};
+
 class TcpTalk {
  public:
   enum class State : uint8_t { talking, agreed, refused, lost };
@@ -24,7 +30,7 @@ class TcpTalk {
   const TcpHandshake& handshake() const { return handshake_; }
   /// Of one that is lost: errno; 0: the other end has closed.
   int error() const { return error_; }
-  Fd take_socket() { return std::move(socket_); }
+  TcpConnection take_connection() { return {std::move(socket_), handshake_.keys()}; }
   void close() { socket_.reset(); }
 
  private:

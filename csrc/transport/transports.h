@@ -24,6 +24,7 @@ struct Surroundings {
   std::shared_ptr<TcpDoor> door{};      // of ranks on several hosts
   std::shared_ptr<MpiPort> mpi{};       // of ranks that have an MPI
   std::function<bool(int)> has_gone{};  // whether a rank of the world has died or left
+  Wire wire = Wire::plain;              // what is done with bytes over TCP
 };
 
 struct TransportRow {

@@ -199,7 +199,7 @@ def _measured(
         [names[hosts.index(identity)] for identity in identities],
         secret,
         listeners,
-        None if of is None else _port(of, table, len(hosts)),
+        None if of is None else _port(of, table, len(hosts), secret),
         f"{table[0]['job']}:{table[0]['world']}",
         table[0]["tuning"],
         local_rank,
@@ -210,7 +210,9 @@ def _measured(
     )
 
 
-def _port(ranks: Ranks, table: list[dict[str, Any]], hosts: int) -> _core.MpiPort | None:
+def _port(
+    ranks: Ranks, table: list[dict[str, Any]], hosts: int, secret: bytes
+) -> _core.MpiPort | None:
     """Over MPI go all data where that is demanded; else those between hosts, where it is possible.
 
     Raises:
@@ -219,8 +221,10 @@ def _port(ranks: Ranks, table: list[dict[str, Any]], hosts: int) -> _core.MpiPor
     chosen = setting("FARANDOLE_TRANSPORT")
     if chosen != "mpi" and (chosen != "auto" or hosts == 1):
         return None
-    if (why_not := _mpi.why_not(table)) is None:
-        return _mpi_meeting.open_port(ranks, int(table[0]["world"], 16))
+    wire = setting("FARANDOLE_WIRE")
+    why_not = _mpi.why_not(table) if wire == "plain" else f"FARANDOLE_WIRE={wire}, over TCP alone"
+    if why_not is None:
+        return _mpi_meeting.open_port(ranks, int(table[0]["world"], 16), secret)
     if chosen == "mpi":
         raise RendezvousError(f"data cannot go over MPI (FARANDOLE_TRANSPORT=mpi): {why_not}")
     if ranks.rank == 0:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from farandole import _core, _mpi
 from farandole._core import Error, RendezvousError
 from farandole._meeting import Met, could_not_meet, error_in, line, told_of
+from farandole._meeting.places import state_of
 from farandole._mpi import Ranks
 from farandole._mpi_roll import Roll
 from farandole._mpi_words import LOOK, Words, begin, finish, hear
@@ -69,12 +69,12 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
     return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until))
 
 
-def open_port(ranks: Ranks, world: int) -> _core.MpiPort:
+def open_port(ranks: Ranks, world: int, secret: bytes) -> _core.MpiPort:
     """What data go over, of ranks that have met. ``world``: the same on all ranks, and another one
-    each time."""
+    each time. ``secret``: the job's."""
     handle = _mpi.handle_of(ranks.given.Get_attr(_keys[0]))
     level = _mpi.threads()["threads"]
-    return _core.MpiPort(_mpi.binding(), handle, ranks.rank, ranks.size, world, level)
+    return _core.MpiPort(_mpi.binding(), handle, ranks.rank, ranks.size, world, secret, level)
 
 
 def _own(ranks: Ranks, until: float) -> Any:
@@ -190,8 +190,4 @@ class _Line:
 
 def _has_ended(words: Words) -> bool:
     """Whether that process of this host is gone, or a zombie."""
-    try:
-        stat = Path(f"/proc/{words['pid']}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+    return state_of(words["pid"]) in ("Z", "X")

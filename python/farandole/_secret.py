@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
+from farandole import _core
 from farandole._core import AuthError
 
 BYTES = 32
@@ -53,3 +55,11 @@ def find(*, may_be_made: bool) -> tuple[bytes, bool]:
     if len(secret) != BYTES:
         raise AuthError(f"FARANDOLE_SECRET_FILE={name} does not hold 64 hexadecimal digits")
     return secret, False
+
+
+def show_libcrypto() -> None:
+    """The core proves by the OpenSSL that this Python's hashlib has, if it has one."""
+    with suppress(ImportError):
+        import _hashlib
+
+        _core.look_for_libcrypto_in(getattr(_hashlib, "__file__", ""))

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _elastic, _endings, _hosts, _meeting, _mpi, _mpi_meeting
+from farandole import _core, _elastic, _endings, _hosts, _meeting, _mpi, _mpi_meeting, _secret
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import (
     Error,
@@ -270,6 +270,7 @@ def _opened(
     place: Place, timeout: float | None, table: str, agree: str, elsewhere: _hosts.Measured | None
 ) -> Group:
     """Raises on every rank what one of them has met with."""
+    _secret.show_libcrypto()
     if elsewhere is None:
         _core.prepare_world(place.rank, place.size)
         look = partial(_look, place.hint)
@@ -431,6 +432,11 @@ def _here() -> Place:
     if _state.place is None:
         raise NotInitialized("farandole has not been initialized; call farandole.init() first")
     return _state.place
+
+
+def job() -> str:
+    """Of this world: between hosts another one each time."""
+    return _here().job
 
 
 def world() -> Group:

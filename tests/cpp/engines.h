@@ -18,10 +18,11 @@ inline farandole::Deadline patience() {
   return farandole::Deadline::after(std::chrono::minutes(2));
 }
 
-inline farandole::EngineOptions engine_options(farandole::ProgressMode mode) {
+inline farandole::EngineOptions engine_options(farandole::ProgressMode mode,
+                                               farandole::Wire wire = farandole::Wire::plain) {
   farandole::EngineOptions options;
   options.progress = mode;
-  farandole::lay_mesh(options);
+  farandole::lay_mesh(options, {}, "auto", nullptr, wire);
   options.warn_after = std::chrono::hours(1);
   return options;
 }

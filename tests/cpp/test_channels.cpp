@@ -66,10 +66,16 @@ ShmLane first_lane(const Segment& segment, int rank) {
 template <typename Body>
 void for_each_transport(Body body) {
   for (const TransportRow& row : transports())
-    for (int seed = 0; seed < kSeeds; ++seed) {
-      const testing::Note note("transport ", row.name, ", chaos seed ", seed);
-      body(row, seed);
+    for (const Wire wire : {Wire::plain, Wire::checked, Wire::sealed}) {
+      if (wire != Wire::plain && row.name != "tcp") continue;
+      testing::wire_of_worlds = wire;
+      for (int seed = 0; seed < kSeeds; ++seed) {
+        const testing::Note note("transport ", row.name, ", wire ", static_cast<int>(wire),
+                                 ", chaos seed ", seed);
+        body(row, seed);
+      }
     }
+  testing::wire_of_worlds = Wire::plain;
 }
 
 std::vector<std::byte> random_bytes(std::mt19937_64& random, size_t count) {
@@ -86,7 +92,7 @@ void send_all(Channel& channel, std::span<const std::byte> bytes) {
   }
 }
 
-void wait_drained(const Channel& channel) {
+void wait_drained(Channel& channel) {
   while (!channel.drained()) std::this_thread::yield();
 }
 

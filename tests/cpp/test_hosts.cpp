@@ -9,92 +9,15 @@
 #include <vector>
 
 #include "check.h"
-#include "control/control_mesh.h"
-#include "control/host.h"
-#include "engines.h"
-#include "transport/tcp_door.h"
+#include "hosts_in_threads.h"
 
 namespace farandole {
 namespace {
 
-constexpr SegmentSecret kSecret{std::byte{7}};
-
-/// A rank alone on its host.
-struct Place {
-  std::shared_ptr<Segment> segment;
-  std::vector<Fd> listeners;
-  std::vector<std::byte> addresses;
-
-  void listen(int family) {
-    listeners.push_back(listen_on_loopback(family));
-    show(TcpAddress::of_listener(listeners.back().get()));
-  }
-  void show(const TcpAddress& address) {
-    const TcpAddress::Bytes bytes = address.bytes();
-    addresses.insert(addresses.end(), bytes.begin(), bytes.end());
-  }
-};
-
-std::vector<Place> places(int size) {
-  std::vector<Place> all;
-  for (int r = 0; r < size; ++r) {
-    Place place{Segment::create(size, testing::World::kArenaBytes, kSecret), {}, {}};
-    place.listen(4);
-    all.push_back(std::move(place));
-  }
-  return all;
-}
-
-Host host_at(std::vector<Place>& all, int rank) {
-  const int size = static_cast<int>(all.size());
-  Place& mine = all[static_cast<size_t>(rank)];
-  Host host{rank, {}, mine.segment, {.allowed = true, .preferred = true}, {}};
-  for (int r = 0; r < size; ++r) {
-    const std::vector<std::byte>& at = all[static_cast<size_t>(r)].addresses;
-    const bool here = r == rank;
-    host.peers.push_back({{r, "host " + std::to_string(r), 1000 + r, at},
-                          usable_cpus(),
-                          here ? make_event_fd() : Fd(),
-                          Fd(),
-                          here});
-    if (here) continue;
-    mine.segment->set_apart(r);
-    mine.segment->show_state(r, RankState::present);
-  }
-  mine.segment->show_state(rank, RankState::present);
-  std::vector<bool> here(static_cast<size_t>(size));
-  here[static_cast<size_t>(rank)] = true;
-  TcpAddresses addresses;
-  for (const Place& place : all) addresses.push_back(place.addresses);
-  host.mesh = std::make_shared<ControlMesh>(
-      mine.segment, rank, here,
-      std::make_shared<TcpDoor>(mine.segment, rank, std::move(mine.listeners), addresses));
-  host.mesh->meet(host, testing::patience(), [] {});
-  return host;
-}
-
-/// Runs body(world group) on a thread per host.
-template <typename Body>
-void run_hosts(std::vector<Place> all, Body body) {
-  const int size = static_cast<int>(all.size());
-  testing::run_ranks(size, [&](int rank) {
-    auto engine = std::make_shared<Engine>(host_at(all, rank),
-                                           testing::engine_options(ProgressMode::automatic));
-    body(Group::world(std::move(engine), {}, testing::patience()));
-  });
-}
-
-template <typename Body>
-void run_hosts(int size, Body body) {
-  run_hosts(places(size), body);
-}
-
-Handle sum(Group& group, std::vector<int32_t>& data, const std::string& name = "") {
-  Options options{{Collective::all_reduce}};
-  options.name = name;
-  const Buffer buffer = testing::buffer_of(data, DType::int32);
-  return group.submit(buffer, buffer, options, true);
-}
+using testing::Place;
+using testing::places;
+using testing::run_hosts;
+using testing::sum;
 
 TEST(hosts_agree_and_reduce_over_connections) {
   for (const int size : {2, 3, 5}) {
@@ -184,7 +107,7 @@ TEST(hosts_refuse_another_rank_at_all_addresses_of_one) {
     CHECK_EQUAL(refused->error->where().field, "rank that listens");
     const auto reached = door.await({0, 1, 5, 0});
     while (!reached->here.load() && !patience.passed(now())) std::this_thread::yield();
-    CHECK(reached->socket);
+    CHECK(reached->connection.socket);
   });
 }
 

@@ -23,12 +23,12 @@ class Scripted : public Channel {
                    bytes.begin() + static_cast<std::ptrdiff_t>(count));
     return count;
   }
-  bool drained() const override {
+  bool drained() override {
     ++asked;
     return is_drained;
   }
   bool copies() const override { return does_copy; }
-  bool refers() const override { return does_copy ? does_refer : !drained(); }
+  bool refers() override { return does_copy ? does_refer : !drained(); }
   std::span<const std::byte> peek(size_t at_least) override {
     if (arriving.size() < at_least) return {};
     return arriving;

@@ -11,6 +11,7 @@
 #include "fake_mpi.h"
 #include "transport/mpi_channel.h"
 #include "transport/mpi_end.h"
+#include "transport/mpi_frame.h"
 
 using namespace farandole;
 using testing::FakeMpi;
@@ -19,6 +20,7 @@ using testing::FakeMpiRank;
 namespace {
 
 constexpr uint64_t kStream = 5;
+constexpr Key kSecret{std::byte{3}};
 
 std::vector<std::byte> numbered(size_t count) {
   std::vector<std::byte> bytes(count);
@@ -32,7 +34,8 @@ struct Two {
   std::shared_ptr<MpiPort> ports[2] = {port(0), port(1)};
 
   std::shared_ptr<MpiPort> port(int rank, uint64_t world = 77) const {
-    return std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank), rank, 2, world);
+    return std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank), rank, 2, world,
+                                     kSecret);
   }
   MpiChannel channel(int rank, uint64_t stream = kStream, int lane = 0) const {
     return {ports[rank], 1 - rank, stream, lane};
@@ -342,6 +345,25 @@ TEST(mpi_keeps_what_comes_in_frames_behind_what_has_a_place) {
   MpiChannel other = two.channel(1, kStream + 1);
   CHECK(other.peek(1).empty());  // and takes the frame
   CHECK(read_all(in) == bytes);
+}
+
+TEST(mpi_takes_no_frame_whose_head_was_changed_repeated_or_left_out) {
+  using Sent = std::deque<std::shared_ptr<FakeMpi::Message>>;
+  const auto is_taken = [](const std::function<void(Sent&)>& act) {
+    const Two two;
+    MpiChannel out = two.channel(0), in = two.channel(1);
+    for (int i = 0; i < 2; ++i) out.write(numbered(100));
+    act(two.mpi->pipes[{0, 1, kMpiFrames}].sent);
+    in.peek(200);
+    return two.ports[1]->expects();  // not where nothing goes over MPI any more
+  };
+  CHECK(is_taken([](Sent&) {}));
+  for (size_t at = 0; at < kMpiHead; ++at) {
+    const testing::Note note("byte ", at);
+    CHECK(!is_taken([&](Sent& sent) { sent[0]->copy[at] ^= std::byte{1}; }));
+  }
+  CHECK(!is_taken([](Sent& sent) { sent.pop_front(); }));
+  CHECK(!is_taken([](Sent& sent) { std::ranges::copy(sent[0]->copy, sent[1]->copy.begin()); }));
 }
 
 TEST(mpi_lets_go_of_memory_at_once_where_both_ends_have_failed) {

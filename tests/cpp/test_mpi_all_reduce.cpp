@@ -21,7 +21,8 @@ using testing::FakeMpiRank;
 namespace {
 
 std::shared_ptr<MpiPort> port_of(const std::shared_ptr<FakeMpi>& mpi, int rank) {
-  return std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank), rank, mpi->size, 77);
+  return std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank), rank, mpi->size, 77,
+                                   Key{});
 }
 
 /// Runs body(world group) on a thread per rank, with all data over MPI.

@@ -279,9 +279,9 @@ class TallyChannel : public Channel {
     tally_->written += taken;
     return taken;
   }
-  bool drained() const override { return inner_->drained(); }
+  bool drained() override { return inner_->drained(); }
   bool copies() const override { return inner_->copies(); }
-  bool refers() const override { return inner_->refers(); }
+  bool refers() override { return inner_->refers(); }
   PlaceRule place_rule() const override { return inner_->place_rule(); }
   void offer(std::byte* place, size_t count) override { inner_->offer(place, count); }
   std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/sha256.h"
+#include "base/seal.h"
 #include "check.h"
 #include "transport/tcp.h"
 #include "transport/tcp_address.h"
@@ -256,10 +256,7 @@ Digest dialers_proof(std::span<const std::byte, 32> secret, std::span<const std:
   constexpr std::string_view kWhose = "farandole tcp, dialer";
   std::array<std::byte, 24> whose{};
   std::ranges::copy(std::as_bytes(std::span(kWhose)), whose.begin());
-  HmacSha256 mac(secret);
-  mac.add(whose);
-  mac.add(hellos);
-  return mac.finish();
+  return hmac_sha256(secret, {whose, hellos});
 }
 
 TEST(tcp_listener_believes_a_rank_of_its_own_that_differs_and_nobody_else) {

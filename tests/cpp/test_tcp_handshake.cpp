@@ -86,6 +86,17 @@ TEST(tcp_handshake_of_two_ranks_of_a_job) {
   CHECK_EQUAL(talk.listener.to_read(), 0U);  // what follows is data
 }
 
+TEST(tcp_handshake_gives_both_ends_the_same_keys_and_each_direction_and_talk_its_own) {
+  Talk talk, another;
+  talk.run();
+  another.run();
+  const ConnectionKeys dials = talk.dialer.keys(), listens = talk.listener.keys();
+  CHECK(dials.out == listens.in);
+  CHECK(dials.in == listens.out);
+  CHECK(dials.in != dials.out);
+  CHECK(dials.out != another.dialer.keys().out);
+}
+
 TEST(tcp_handshake_has_one_layout_for_ever) {
   TcpHandshake dialer = TcpHandshake::dial(kLane, kSecret);
   const Bytes hello = taken(dialer);
@@ -97,7 +108,7 @@ TEST(tcp_handshake_has_one_layout_for_ever) {
     for (size_t i = 0; i < bytes; ++i) value |= std::to_integer<uint64_t>(hello[at + i]) << 8 * i;
     return value;
   };
-  CHECK_EQUAL(number(8, 4), 5U);  // the protocol
+  CHECK_EQUAL(number(8, 4), 6U);  // the protocol
   CHECK_EQUAL(number(24, 4), 0U);
   CHECK_EQUAL(number(28, 4), 1U);
   CHECK_EQUAL(number(32, 4), 2U);

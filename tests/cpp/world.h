@@ -15,6 +15,9 @@
 namespace testing {
 
 /// The surroundings of `size` ranks that are threads, or turns of one thread.
+/// What transports of the next worlds do with bytes over TCP.
+inline farandole::Wire wire_of_worlds = farandole::Wire::plain;
+
 class World {
  public:
   static constexpr size_t kArenaBytes = 64 * 1024 * 1024;
@@ -27,12 +30,13 @@ class World {
     const auto mpi = std::make_shared<FakeMpi>(size);
     for (int rank = 0; rank < size; ++rank) {
       segment->page(rank).state.value = static_cast<uint64_t>(RankState::present);
-      places_.push_back({.rank = rank,
-                         .host = "here",
-                         .hub = hub,
-                         .arena = std::make_shared<Arena>(segment, rank),
-                         .mpi = std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank),
-                                                          rank, size, kMpiWorld)});
+      places_.push_back(
+          {.rank = rank,
+           .host = "here",
+           .hub = hub,
+           .arena = std::make_shared<Arena>(segment, rank),
+           .mpi = std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank), rank, size,
+                                            kMpiWorld, farandole::Key{})});
       members_.push_back({.rank = rank, .host = "here", .address = {}});
     }
   }
@@ -46,7 +50,9 @@ class World {
   /// `rank`'s transport of that row; through chaos when there is a plan.
   std::unique_ptr<farandole::Transport> transport(const farandole::TransportRow& row, int rank,
                                                   const farandole::ChaosPlan* chaos) const {
-    auto made = row.make(places_[static_cast<size_t>(rank)]);
+    farandole::Surroundings here = places_[static_cast<size_t>(rank)];
+    here.wire = wire_of_worlds;
+    auto made = row.make(here);
     if (chaos == nullptr) return made;
     farandole::ChaosPlan plan = *chaos;
     plan.seed += static_cast<uint64_t>(rank) * 7919;

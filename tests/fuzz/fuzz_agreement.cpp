@@ -24,7 +24,7 @@ class PipeChannel : public Channel {
     out_.bytes.insert(out_.bytes.end(), sent.begin(), sent.end());
     return bytes.size();
   }
-  bool drained() const override { return true; }
+  bool drained() override { return true; }
   bool copies() const override { return true; }
   std::span<const std::byte> peek(size_t at_least) override {
     peeked_.assign(in_.bytes.begin(), in_.bytes.end());

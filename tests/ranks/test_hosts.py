@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,36 @@ def test_ranks_find_out_who_shares_a_host(spawn: Spawn) -> None:
     ]  # fmt: skip
     assert spawn(3, env=split("0:1:0")).run(places) == [(0, 2, 0, 2), (0, 1, 1, 2), (1, 2, 0, 2)]
     assert spawn(2, env=split("2")).run(places) == [(0, 2, 0, 1), (1, 2, 0, 1)]
+
+
+def openssl_here() -> set[str]:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[-1] for line in maps if "libcrypto" in line}
+
+
+def openssl_before_and_after() -> tuple[set[str], set[str]]:
+    import hashlib
+
+    hashlib.sha256()
+    before = openssl_here()
+    fd.init()
+    fd.barrier()
+    return before, openssl_here()
+
+
+def test_the_core_takes_the_openssl_of_python(spawn: Spawn) -> None:
+    for before, after in spawn(2, env=split("1,1")).run(openssl_before_and_after):
+        assert after == before or not before  # of a Python that has its own in one piece
+
+
+def without_hashlib() -> float:
+    sys.modules["_hashlib"] = None  # type: ignore[assignment]
+    fd.init()
+    return float(fd.all_reduce(np.ones(1000))[-1])
+
+
+def test_the_core_takes_the_openssl_of_the_host_where_python_has_none(spawn: Spawn) -> None:
+    assert spawn(2, env=split("1,1")).run(without_hashlib) == [2.0, 2.0]
 
 
 def sum_of_ranks() -> tuple[int, float]:

@@ -31,6 +31,11 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         "be one of them: for networks that you trust",
     )
     parser.add_argument(
+        "--seal",
+        action="store_true",
+        help="all that ranks send each other between hosts is encrypted (FARANDOLE_WIRE=sealed)",
+    )
+    parser.add_argument(
         "-x",
         metavar="NAME[=VALUE]",
         dest="exports",
@@ -118,6 +123,7 @@ def reach(arguments: argparse.Namespace, is_used: bool, name: str) -> Reach:
         "--ssh-identity-file": arguments.ssh_identity_file,
         "--remote-python": arguments.remote_python,
         "--insecure": arguments.insecure or None,
+        "--seal": arguments.seal or None,
     }
     idle = [option for option, value in given.items() if value is not None]
     if is_used:

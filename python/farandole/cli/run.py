@@ -144,6 +144,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             copies=_copies(arguments),
             environment=settings
             | (_as_horovod() if arguments.horovod else {})
+            | ({"FARANDOLE_WIRE": "sealed"} if arguments.seal else {})
             | _launch.named(arguments.exports, os.environ),
             grace=seconds_of("--grace", arguments.grace),
             patience=seconds_of("--patience", arguments.patience),

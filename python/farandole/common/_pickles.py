@@ -45,5 +45,5 @@ def unsealed(data: bytes, what: str) -> Any:
 
 
 def _mac(data: bytes, what: str) -> bytes:
-    key = _world.world().derived_key("pickles")
+    key = hmac.digest(_world.world().secret(), b"farandole pickles", "sha256")
     return hmac.digest(key, len(what).to_bytes(4, "little") + what.encode() + data, "sha256")

@@ -13,6 +13,7 @@ void bind_folds(py::module_& testing);
 void bind_limits(py::module_& testing);
 void bind_plans(py::module_& testing);
 void bind_proofs(py::module_& testing);
+void bind_seals(py::module_& testing);
 void bind_simulations(py::module_& testing);
 void bind_updates(py::module_& testing);
 

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core_testing, module) {
   bind_limits(module);
   bind_plans(module);
   bind_proofs(module);
+  bind_seals(module);
   bind_simulations(module);
   bind_updates(module);
 }

@@ -1,0 +1,64 @@
+#include "base/libcrypto.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+#include <optional>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+std::mutex mutex;  // guards what follows
+std::optional<std::string> first;
+std::optional<Libcrypto> found;
+
+template <typename Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  return function != nullptr;
+}
+
+/// All of them, or none. The library is never closed: its contexts live as long as connections.
+std::optional<Libcrypto> in(void* library) {
+  Libcrypto its{};
+  if (library == nullptr) return std::nullopt;
+#define FARANDOLE_FIND(name) find(library, #name, its.name)
+  const bool all = FARANDOLE_FIND(EVP_aes_256_gcm) && FARANDOLE_FIND(EVP_CIPHER_CTX_new) &&
+                   FARANDOLE_FIND(EVP_CIPHER_CTX_free) && FARANDOLE_FIND(EVP_CIPHER_CTX_ctrl) &&
+                   FARANDOLE_FIND(EVP_CipherInit_ex) && FARANDOLE_FIND(EVP_CipherUpdate) &&
+                   FARANDOLE_FIND(EVP_CipherFinal_ex) && FARANDOLE_FIND(EVP_sha256) &&
+                   FARANDOLE_FIND(HMAC) && FARANDOLE_FIND(CRYPTO_memcmp);
+#undef FARANDOLE_FIND
+  return all ? std::optional(its) : std::nullopt;
+}
+
+std::optional<Libcrypto> looked_for() {
+  if (first) {
+    const char* const file = first->empty() ? nullptr : first->c_str();
+    if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_NOLOAD))) return its;
+  }
+  for (const char* const file : {"libcrypto.so.3", "libcrypto.so.1.1"})
+    if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_LOCAL))) return its;
+  return std::nullopt;
+}
+
+}  // namespace
+
+void look_for_libcrypto_in(const std::string& module) {
+  const std::lock_guard lock(mutex);
+  first = module;
+}
+
+const Libcrypto& libcrypto() {
+  const std::lock_guard lock(mutex);
+  if (!found) found = looked_for();
+  if (!found)
+    throw Error(ErrorCode::resource, "OpenSSL's libcrypto is not found on this host", {},
+                "install OpenSSL 1.1.1 or newer (Debian: libssl3), or use a Python whose hashlib "
+                "has it; ranks prove by it on connections who they are");
+  return *found;
+}
+
+}  // namespace farandole

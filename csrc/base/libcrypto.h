@@ -1,0 +1,41 @@
+// What is called of OpenSSL's libcrypto, 1.1.1 or newer, which is not there when this is compiled:
+// its functions are found in the library that Python's own _hashlib is linked to, else in the
+// system's. So whoever keeps Python's OpenSSL up to date keeps this one.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace farandole {
+
+/// Opaque, as OpenSSL has them.
+struct OpensslCipher;
+struct OpensslContext;
+struct OpensslDigest;
+
+/// By OpenSSL's own names and signatures (EVP_EncryptInit(3), HMAC(3), CRYPTO_memcmp(3)).
+struct Libcrypto {
+  const OpensslCipher* (*EVP_aes_256_gcm)();
+  OpensslContext* (*EVP_CIPHER_CTX_new)();
+  void (*EVP_CIPHER_CTX_free)(OpensslContext*);
+  int (*EVP_CIPHER_CTX_ctrl)(OpensslContext*, int type, int number, void* pointer);
+  int (*EVP_CipherInit_ex)(OpensslContext*, const OpensslCipher*, void* engine,
+                           const unsigned char* key, const unsigned char* iv, int encrypts);
+  int (*EVP_CipherUpdate)(OpensslContext*, unsigned char* out, int* written,
+                          const unsigned char* in, int count);
+  int (*EVP_CipherFinal_ex)(OpensslContext*, unsigned char* out, int* written);
+  const OpensslDigest* (*EVP_sha256)();
+  unsigned char* (*HMAC)(const OpensslDigest*, const void* key, int key_bytes,
+                         const unsigned char* data, size_t count, unsigned char* mac,
+                         unsigned* mac_bytes);
+  int (*CRYPTO_memcmp)(const void* a, const void* b, size_t count);
+};
+
+/// Before libcrypto() is first called: a library that is loaded, and linked to it. Empty: the
+/// program itself is.
+void look_for_libcrypto_in(const std::string& module);
+
+/// Throws Error(resource), which says what to install, where there is none.
+const Libcrypto& libcrypto();
+
+}  // namespace farandole
