@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import farandole as fd
-from farandole.common import _pickles
-from farandole.common._pickles import sealed, unsealed
+from farandole.common import _objects, _pickles
+from farandole.common._pickles import seal, sealed, unsealed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/farandole"
@@ -54,6 +54,31 @@ def test_nothing_else_is() -> None:
     with pytest.raises(fd.LinkError):
         unsealed(data, "x")
     assert not Harm.done
+
+
+def test_an_old_pickle_is_none_of_another_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks draw random numbers for each."""
+    gathered, said = _objects.gathered, list[Any]()
+
+    def what_was_said_first(array: Any, name: str | None, number: int) -> Any:
+        rows = gathered(array, name, number)
+        if name == "x.data":
+            said.append(rows)
+            return said[0]
+        return rows
+
+    monkeypatch.setattr(_objects, "gathered", what_was_said_first)
+    assert _objects.allgather_object("old", "x") == ["old"]
+    with pytest.raises(fd.LinkError, match="that no rank of this job has sent"):
+        _objects.allgather_object("new", "x")
+
+
+def test_what_makes_a_pickle_fresh_is_apart_from_what_it_is_for() -> None:
+    data = seal(_pickles.dumps(1), "ab", b"c")
+    assert unsealed(data, "ab", b"c") == 1
+    for what, fresh in (("ab", b""), ("ab", b"d"), ("a", b"bc"), ("abc", b"")):
+        with pytest.raises(fd.LinkError):
+            unsealed(data, what, fresh)
 
 
 def test_security_md_names_all_who_unpickle() -> None:

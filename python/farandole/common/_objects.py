@@ -7,6 +7,7 @@ program.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,12 +15,15 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole._arguments import explained, is_text, shown, type_of
-from farandole._core import InvalidArgument, Mismatch
-from farandole.common._pickles import sealed, unsealed
+from farandole._core import InvalidArgument, LinkError, Mismatch
+from farandole._ranks import dumps
+from farandole.common._pickles import SEAL, seal, unsealed
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
 _T = TypeVar("_T")
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_RANDOM = 16  # bytes
 
 
 def _label(name: str | None) -> str:
@@ -28,20 +32,48 @@ def _label(name: str | None) -> str:
     return name or "object"
 
 
-def _pickled(obj: Any, what: str) -> tuple[_Bytes, bool]:
-    """The pickle and True; or, as the others wait for something, why there is none, and False."""
+class _Exchange:
+    """What ranks tell each other before their objects come: whether each has one, in how many
+    bytes, and a random number, by which they know that what comes was made for this exchange.
+
+    Args:
+        what: it is, for errors.
+        objects: this rank's, if it has one.
+    """
+
+    def __init__(self, what: str, label: str, number: int, objects: Sequence[Any]) -> None:
+        self._what = what
+        self._pickled, is_one = b"", True
+        for obj in objects:
+            self._pickled, is_one = _pickled(obj)
+        size = len(self._pickled) + SEAL if objects else 0
+        random = np.frombuffer(secrets.token_bytes(_RANDOM), np.int64)
+        mine = np.array([_world.rank(), size, is_one, *random])
+        heads = gathered(mine, f"{label}.size", number).reshape(-1, len(mine))
+        if mine.tolist() not in heads.tolist():
+            raise LinkError(f"{what}: rank {_world.rank()} does not get what it has sent itself")
+        self._fresh = heads.tobytes()
+        self.heads = [(rank, size, bool(is_one)) for rank, size, is_one, *_ in heads.tolist()]
+
+    def sent(self) -> _Bytes:
+        """This rank's object."""
+        data = seal(self._pickled, self._what, self._fresh) if self._pickled else b""
+        return np.frombuffer(bytearray(data), np.uint8)
+
+    def object_in(self, data: bytes, rank: int, is_one: bool) -> Any:
+        obj = unsealed(data, self._what, self._fresh)
+        if not is_one:
+            raise InvalidArgument(f"{self._what} on rank {rank}: {obj}")
+        return obj
+
+
+def _pickled(obj: Any) -> tuple[bytes, bool]:
+    """Its pickle and True; or, as the others wait for one, that of why there is none, and False."""
     try:
-        data, good = sealed(obj, what), True
+        return dumps(obj), True
     except Exception as error:
         why = f"{type_of(obj)} cannot be pickled: {type(error).__name__}: {error}"
-        data, good = why.encode(), False
-    return np.frombuffer(bytearray(data), np.uint8), good
-
-
-def _unpickled(data: bytes, good: bool, what: str, rank: int) -> Any:
-    if not good:
-        raise InvalidArgument(f"{what} on rank {rank}: {data.decode()}")
-    return unsealed(data, what)
+        return dumps(why), False
 
 
 def run_named(
@@ -94,17 +126,15 @@ def broadcast_object(
         InvalidArgument: it cannot be pickled; on every rank of the set.
     """
     number, label = number_of(process_set), _label(name)
-    what = f"broadcast_object '{label}'"
     root = _world.rank() == root_rank
-    data, good = _pickled(obj, what) if root else (np.empty(0, np.uint8), True)
-    head = np.array([len(data), good])
-    _broadcast(head, root_rank, f"{label}.size", number)
-    if not root:
-        data = np.empty(int(head[0]), np.uint8)
+    exchange = _Exchange(f"broadcast_object '{label}'", label, number, [obj] if root else [])
+    sizes = {rank: (size, is_one) for rank, size, is_one in exchange.heads}
+    size, is_one = sizes.get(root_rank, (0, True))
+    data = exchange.sent() if root else np.empty(size, np.uint8)
     _broadcast(data, root_rank, f"{label}.data", number)
-    if root and good:
+    if root and is_one:
         return obj
-    return _unpickled(data.tobytes(), bool(head[1]), what, root_rank)
+    return exchange.object_in(data.tobytes(), root_rank, is_one)
 
 
 @explained
@@ -118,15 +148,12 @@ def allgather_object(
         InvalidArgument: one cannot be pickled; on every rank of the set, naming the first.
     """
     number, label = number_of(process_set), _label(name)
-    what = f"allgather_object '{label}'"
-    data, good = _pickled(obj, what)
-    head = np.array([_world.rank(), len(data), good])
-    heads = gathered(head, f"{label}.size", number).reshape(-1, 3)
-    whole = gathered(data, f"{label}.data", number).tobytes()
-    ends = np.cumsum(heads[:, 1]).tolist()
+    exchange = _Exchange(f"allgather_object '{label}'", label, number, [obj])
+    whole = gathered(exchange.sent(), f"{label}.data", number).tobytes()
+    ends = np.cumsum([size for _, size, _ in exchange.heads]).tolist()
     return [
-        _unpickled(whole[end - size : end], bool(fine), what, rank)
-        for end, (rank, size, fine) in zip(ends, heads.tolist(), strict=True)
+        exchange.object_in(whole[end - size : end], rank, is_one)
+        for end, (rank, size, is_one) in zip(ends, exchange.heads, strict=True)
     ]
 
 

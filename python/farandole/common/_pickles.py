@@ -2,8 +2,10 @@
 has made.
 
 Bytes between hosts may be changed on their way. So a pickle travels behind a MAC of it and of what
-it is for: HMAC-SHA256 (RFC 2104), by a key that follows from the job's secret. Without a secret
-(FARANDOLE_INSECURE=1) it proves nothing.
+it is for: HMAC-SHA256 (RFC 2104), by a key that follows from the job's secret and is another one in
+each world. What it is for says also which one it is of many, so that no old one takes its place: by
+its number, or by random numbers of all who read it. Without a secret (FARANDOLE_INSECURE=1) it
+proves nothing.
 """
 
 from __future__ import annotations
@@ -16,27 +18,31 @@ from farandole import _world
 from farandole._core import LinkError
 from farandole._ranks import dumps
 
-_MAC = 32  # bytes
+SEAL = 32  # bytes
 
 
 def sealed(obj: Any, what: str) -> bytes:
     """The pickle of an object, by cloudpickle where that is installed.
 
     Args:
-        what: the object is for, in the same words on all ranks.
+        what: the object is for, in the same words on all ranks, with its number if there are many.
     """
-    data = dumps(obj)
-    return _mac(data, what) + data
+    return seal(dumps(obj), what)
 
 
-def unsealed(data: bytes, what: str) -> Any:
+def seal(pickled: bytes, what: str, fresh: bytes = b"") -> bytes:
+    """The same of a pickle. ``fresh``: what makes this one differ from all before it."""
+    return _mac(pickled, what, fresh) + pickled
+
+
+def unsealed(data: bytes, what: str, fresh: bytes = b"") -> Any:
     """The object.
 
     Raises:
         LinkError: no rank of this job has made these bytes, or for something else.
     """
-    mac, rest = data[:_MAC], data[_MAC:]
-    if not hmac.compare_digest(mac, _mac(rest, what)):
+    mac, rest = data[:SEAL], data[SEAL:]
+    if not hmac.compare_digest(mac, _mac(rest, what, fresh)):
         raise LinkError(
             f"{what}: rank {_world.rank()} has got {len(data)} bytes that no rank of this job has "
             "sent\n  advice: something between the hosts changes bytes; look for who may do so"
@@ -44,6 +50,8 @@ def unsealed(data: bytes, what: str) -> Any:
     return pickle.loads(rest)
 
 
-def _mac(data: bytes, what: str) -> bytes:
-    key = hmac.digest(_world.world().secret(), b"farandole pickles", "sha256")
-    return hmac.digest(key, len(what).to_bytes(4, "little") + what.encode() + data, "sha256")
+def _mac(data: bytes, what: str, fresh: bytes) -> bytes:
+    world = f"farandole pickles of {_world.job()}"
+    key = hmac.digest(_world.world().secret(), world.encode(), "sha256")
+    said = b"".join(len(each).to_bytes(8, "little") + each for each in (what.encode(), fresh))
+    return hmac.digest(key, said + data, "sha256")

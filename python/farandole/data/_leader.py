@@ -38,6 +38,7 @@ class FromRank0:
     def __init__(self, batches: Iterable[Any] | None = None, name: str = "batches") -> None:
         self._batches = batches if _world.rank() == 0 else None
         self._name = name
+        self._deals = 0
 
     def __iter__(self) -> Iterator[Part]:
         """The parts of one pass.
@@ -96,7 +97,8 @@ class FromRank0:
             except Exception as failed:
                 error = failed
                 parts = [told(error)] * _world.size()
-        mine = _dealt(parts, self._name)
+        self._deals += 1
+        mine = _dealt(parts, self._name, f"{self._name}, number {self._deals}")
         if error is not None:
             raise error
         if isinstance(mine, str):
@@ -108,9 +110,9 @@ class FromRank0:
         return InvalidArgument(f"rank 0 could not read {self._name}: {why}")
 
 
-def _dealt(objects: list[Any], name: str) -> Any:
+def _dealt(objects: list[Any], name: str, what: str) -> Any:
     """This rank's of those that rank 0 has, one for each."""
-    pickles = [sealed(each, name) for each in objects]
+    pickles = [sealed(each, what) for each in objects]
     splits = [len(each) for each in pickles] or [0] * _world.size()
     source = np.frombuffer(bytearray(b"".join(pickles)), np.uint8)
 
@@ -119,4 +121,4 @@ def _dealt(objects: list[Any], name: str) -> Any:
         return np.frombuffer(memory, np.uint8, shape[0]).tobytes()
 
     mine = run_named("all_to_all", name, source, None, splits=splits, finish=finish)
-    return unsealed(mine, name)
+    return unsealed(mine, what)

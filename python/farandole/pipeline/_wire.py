@@ -88,6 +88,9 @@ class Channel:
         self._received: list[Form] = []
         self._flying: list[tuple[Handle[None], Any]] = []
 
+    def _numbered(self, form: int, sender: int) -> str:
+        return f"{_FORM}, number {form} from {sender}, {self._what}"
+
     def send(
         self,
         status: Status,
@@ -107,7 +110,7 @@ class Channel:
             key = (form.leaves, pickle.dumps(form.structure))
             if key not in self._sent:
                 self._sent[key] = len(self._sent)
-                words = sealed(form, _FORM)
+                words = sealed(form, self._numbered(self._sent[key], self._group.rank))
             number = self._sent[key]
         mask = sum(1 << i for i, each in enumerate(tensors) if each is not None)
         head = [status, micro_batch, samples, number, len(words), mask, *step]
@@ -132,7 +135,8 @@ class Channel:
         if length:
             words = np.empty(length, np.uint8)
             self._take(words, "form")
-            self._received.append(unsealed(words.tobytes(), _FORM))
+            what = self._numbered(len(self._received), self._peer)
+            self._received.append(unsealed(words.tobytes(), what))
         of_step = step[0], step[1]
         if status != Status.FULL:
             return Message(Status(status), micro_batch, samples, of_step, None, [])

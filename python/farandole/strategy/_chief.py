@@ -174,7 +174,7 @@ class Chief:
             kind, numbers, data = self._answer(rank, position)
             pair.send(kind, numbers, data=data)
         else:
-            self._close(rank, Outcome(message.kind == DONE, message.data.tobytes()))
+            self._close(rank, message.kind == DONE, message.data.tobytes())
 
     def _answer(self, rank: int, position: int) -> tuple[int, list[int], np.ndarray | None]:
         with self._changed:
@@ -186,7 +186,8 @@ class Chief:
                 closure = self._running[rank] = self._waiting.popleft()
                 return RUN, [closure.number, first], None
             if news := self._news(position):
-                return NEWS, [0, first], np.frombuffer(sealed(news, LOG), np.uint8)
+                data = sealed(news, f"{LOG} from {position}")
+                return NEWS, [0, first], np.frombuffer(data, np.uint8)
             raise EarlyExit("the chief's program has failed")
 
     def _news(self, position: int) -> list[Entry]:
@@ -200,10 +201,11 @@ class Chief:
     def _unfinished(self) -> list[Closure]:
         return [*self._waiting, *self._running.values()]
 
-    def _close(self, rank: int, outcome: Outcome) -> None:
+    def _close(self, rank: int, good: bool, data: bytes) -> None:
         with self._changed:
-            self._running.pop(rank).outcome = outcome
-            if not outcome.good and self._failure is None:
+            closure = self._running.pop(rank)
+            closure.outcome = outcome = Outcome(closure.number, good, data)
+            if not good and self._failure is None:
                 self._failure = outcome
             if self._failure is not None:
                 for closure in self._waiting:

@@ -13,12 +13,15 @@ from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._pickles import sealed, unsealed
 
-_OUTCOME = "the outcome of a closure"
+
+def _outcome_of(number: int) -> str:
+    return f"the outcome of closure {number}"
 
 
 class Outcome(NamedTuple):
     """Of one closure. `data` is a pickle: of the result, or of a `_Failure`."""
 
+    number: int  # of the closure
     good: bool
     data: bytes
 
@@ -60,10 +63,14 @@ class Closure:
         return f"closure {self.number} ({name.rpartition('.')[2]})"
 
 
-def result(value: Any) -> Outcome:
+def result(closure: Closure, value: Any) -> Outcome:
     """Tensors become numpy arrays."""
     flat = [_as_numpy(each) for each in tf.nest.flatten(value)]
-    return Outcome(True, sealed(tf.nest.pack_sequence_as(value, flat), _OUTCOME))
+    return _made(closure, True, tf.nest.pack_sequence_as(value, flat))
+
+
+def _made(closure: Closure, good: bool, content: Any) -> Outcome:
+    return Outcome(closure.number, good, sealed(content, _outcome_of(closure.number)))
 
 
 def _as_numpy(value: Any) -> Any:
@@ -78,13 +85,14 @@ def failure(closure: Closure, error: BaseException) -> Outcome:
     where = f"{closure.label} on rank {_world.rank()}"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     what = f"{type(error).__name__}: {error}"
-    return Outcome(False, sealed(_Failure(_sendable(error), what, where, trace), _OUTCOME))
+    return _made(closure, False, _Failure(_sendable(closure, error), what, where, trace))
 
 
-def _sendable(error: BaseException) -> bytes | None:
+def _sendable(closure: Closure, error: BaseException) -> bytes | None:
+    what = _outcome_of(closure.number)
     try:
-        data = sealed(_without_operation(error), _OUTCOME)
-        return data if isinstance(unsealed(data, _OUTCOME), BaseException) else None
+        data = sealed(_without_operation(error), what)
+        return data if isinstance(unsealed(data, what), BaseException) else None
     except Exception:
         return None
 
@@ -104,10 +112,10 @@ def _without_operation(error: BaseException) -> BaseException:
 
 def cancelled(closure: Closure, by: Outcome) -> Outcome:
     """Of one that was not begun, as another one had failed."""
-    where = unsealed(by.data, _OUTCOME).where
+    where = unsealed(by.data, _outcome_of(by.number)).where
     text = f"{closure.label} was cancelled, as {where} had failed; schedule it again if need be"
     error = tf.errors.CancelledError(None, None, text)
-    return Outcome(False, sealed(_Failure(sealed(error, _OUTCOME), text, where, ""), _OUTCOME))
+    return _made(closure, False, _Failure(_sendable(closure, error), text, where, ""))
 
 
 def value_of(outcome: Outcome) -> Any:
@@ -116,14 +124,15 @@ def value_of(outcome: Outcome) -> Any:
     Raises:
         Exception: what the closure raised.
     """
+    what = _outcome_of(outcome.number)
     if outcome.good:
-        return unsealed(outcome.data, _OUTCOME)
-    failed: _Failure = unsealed(outcome.data, _OUTCOME)
+        return unsealed(outcome.data, what)
+    failed: _Failure = unsealed(outcome.data, what)
     error: BaseException
     if failed.error is None:
         error = ClosureFailed(f"{failed.where} raised {failed.what}")
     else:
-        error = unsealed(failed.error, _OUTCOME)
+        error = unsealed(failed.error, what)
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(f"raised by {failed.where}")
     raise error from TracebackOfRank(f"{failed.where}:\n{failed.trace}")

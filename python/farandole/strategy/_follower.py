@@ -92,7 +92,7 @@ class Follower:
         for done in [each for each in self._closures if each < first]:
             del self._closures[done]
         if message.kind == chief.NEWS:
-            entries = unsealed(message.data.tobytes(), chief.LOG)
+            entries = unsealed(message.data.tobytes(), f"{chief.LOG} from {self._position}")
             self._position += len(entries)
             self._news.extend(entries)
             return

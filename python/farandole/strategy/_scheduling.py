@@ -117,7 +117,7 @@ class Scheduling:
             args, kwargs = own_values((closure.args, closure.kwargs))
             graph = None if concrete is None else concrete.graph
             with self._strategy.scope(), self._store.closure(used, graph):
-                return _closures.result(closure.function(*args, **kwargs))
+                return _closures.result(closure, closure.function(*args, **kwargs))
         except Exception as error:
             return _closures.failure(closure, error)
 
