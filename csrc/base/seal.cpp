@@ -72,9 +72,10 @@ SealContext::SealContext(const Key& key, bool hides, bool closes)
     has_failed("EVP_CipherInit_ex");
 }
 
-void SealContext::begin() {
-  unsigned char number[12] = {};  // GCM's "initialization vector"
+void SealContext::begin(uint32_t part) {
+  unsigned char number[12];  // GCM's "initialization vector"
   std::memcpy(number, &count_, sizeof count_);
+  std::memcpy(number + sizeof count_, &part, sizeof part);
   ++count_;
   if (libcrypto().EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, number,
                                     closes_ ? 1 : 0) != 1)
@@ -82,8 +83,8 @@ void SealContext::begin() {
 }
 
 /// What is not hidden is what GCM calls additional data.
-bool SealContext::pass(ByteSpan message, std::byte* into) {
-  begin();
+bool SealContext::pass(ByteSpan message, std::byte* into, uint32_t part) {
+  begin(part);
   int written = 0;
   auto* const out = hides_ ? reinterpret_cast<unsigned char*>(into) : nullptr;
   if (!hides_ && into != nullptr && into != message.data())
@@ -92,12 +93,13 @@ bool SealContext::pass(ByteSpan message, std::byte* into) {
                                       static_cast<int>(message.size())) == 1;
 }
 
-Mark Sealer::close(ByteSpan message, std::byte* hidden) {
+Mark Sealer::close(ByteSpan message, std::byte* hidden, uint32_t part) {
   Mark mark{};
   unsigned char nothing[16];
   int written = 0;
   const Libcrypto& its = libcrypto();
-  if (!pass(message, hidden) || its.EVP_CipherFinal_ex(context_.get(), nothing, &written) != 1 ||
+  if (!pass(message, hidden, part) ||
+      its.EVP_CipherFinal_ex(context_.get(), nothing, &written) != 1 ||
       its.EVP_CIPHER_CTX_ctrl(context_.get(), kGetTag, sizeof mark, mark.data()) != 1)
     has_failed("AES-256-GCM");
   return mark;
@@ -109,13 +111,14 @@ void Sealer::close(std::vector<std::byte>& frame) {
   frame.insert(frame.end(), mark.begin(), mark.end());
 }
 
-bool Opener::opens(ByteSpan message, std::span<const std::byte, 16> seal, std::byte* shown) {
+bool Opener::opens(ByteSpan message, std::span<const std::byte, 16> seal, std::byte* shown,
+                   uint32_t part) {
   Mark mark;
   std::ranges::copy(seal, mark.begin());
   unsigned char nothing[16];
   int written = 0;
   const Libcrypto& its = libcrypto();
-  return pass(message, shown) &&
+  return pass(message, shown, part) &&
          its.EVP_CIPHER_CTX_ctrl(context_.get(), kSetTag, sizeof mark, mark.data()) == 1 &&
          its.EVP_CipherFinal_ex(context_.get(), nothing, &written) == 1;
 }

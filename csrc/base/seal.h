@@ -57,7 +57,7 @@ class SealContext {
  protected:
   SealContext(const Key& key, bool hides, bool closes);
   /// The next message goes `into` there, hidden or shown; null: nowhere.
-  bool pass(std::span<const std::byte> message, std::byte* into);
+  bool pass(std::span<const std::byte> message, std::byte* into, uint32_t part);
 
   struct Free {
     void operator()(OpensslContext* context) const;
@@ -65,7 +65,7 @@ class SealContext {
   std::unique_ptr<OpensslContext, Free> context_;
 
  private:
-  void begin();
+  void begin(uint32_t part);
 
   bool hides_, closes_;
   uint64_t count_ = 0;  // of messages before the next one
@@ -76,8 +76,9 @@ class Sealer : SealContext {
  public:
   explicit Sealer(const Key& key, bool hides = false) : SealContext(key, hides, true) {}
   /// The seal of the next message. `hidden`: where the message goes, encrypted if so; it may stay
-  /// where it is. Null: nowhere, if the seal hides nothing.
-  Mark close(std::span<const std::byte> message, std::byte* hidden = nullptr);
+  /// where it is. Null: nowhere, if the seal hides nothing. `part`: a number that is sealed with
+  /// it.
+  Mark close(std::span<const std::byte> message, std::byte* hidden = nullptr, uint32_t part = 0);
   /// Of a message that stands in `frame` behind its length: puts the seal at the end of that.
   void close(std::vector<std::byte>& frame);
 };
@@ -88,7 +89,7 @@ class Opener : SealContext {
   explicit Opener(const Key& key, bool hides = false) : SealContext(key, hides, false) {}
   /// Whether the next message is as it was sent. `shown`: where it goes, likewise.
   bool opens(std::span<const std::byte> message, std::span<const std::byte, 16> seal,
-             std::byte* shown = nullptr);
+             std::byte* shown = nullptr, uint32_t part = 0);
   /// Of one with its seal behind it, which stays where it is.
   bool opens(std::span<std::byte> message_and_seal);
 };

@@ -57,6 +57,7 @@ inline constexpr const char* kBrokenSeal =
 
 class WireWriter {
  public:
+  explicit WireWriter(size_t room = 0) { bytes_.reserve(room); }
   template <typename T>
   void put(T value) {
     static_assert(is_wire_number<T>);
@@ -68,6 +69,8 @@ class WireWriter {
     put(static_cast<uint32_t>(list.size()));
     append(list.data(), list.size_bytes());
   }
+  /// Without their number.
+  void put_bytes(std::span<const std::byte> bytes) { append(bytes.data(), bytes.size()); }
   void put_text(std::string_view text) { put_list(std::span<const char>(text)); }
 
   size_t size() const { return bytes_.size(); }
@@ -86,13 +89,17 @@ class WireWriter {
 /// A message that is written behind its length, and so needs no copy to be framed().
 class FrameWriter : public WireWriter {
  public:
-  FrameWriter() { put(uint32_t{0}); }
+  /// `more`: bytes than most have.
+  explicit FrameWriter(size_t more = 0) : WireWriter(kUsual + more) { put(uint32_t{0}); }
   std::vector<std::byte> take_frame() {
     std::vector<std::byte> frame = take();
     const auto length = static_cast<uint32_t>(frame.size() - sizeof(uint32_t));
     std::memcpy(frame.data(), &length, sizeof length);
     return frame;
   }
+
+ private:
+  static constexpr size_t kUsual = 192;  // bytes of one, with its seal
 };
 
 /// Throws Malformed when the bytes end before what is asked for does.
@@ -116,12 +123,8 @@ class WireReader {
     if (count > 0) std::memcpy(list.data(), from, count * sizeof(T));
     return list;
   }
-  /// A list of bytes where they lie in the message.
-  std::span<const std::byte> get_bytes(size_t at_most) {
-    const auto count = get<uint32_t>();
-    if (count > at_most) malformed("a list of " + std::to_string(count) + " bytes");
-    return {next(count), count};
-  }
+  /// So many bytes, where they lie.
+  std::span<const std::byte> get_bytes(size_t count) { return {next(count), count}; }
   std::string get_text(size_t at_most) {
     const std::vector<char> text = get_list<char>(at_most);
     return {text.begin(), text.end()};

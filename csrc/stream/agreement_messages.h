@@ -11,7 +11,8 @@ namespace farandole {
 
 inline constexpr size_t kMostBundled = 1 << 20;  // arrays
 
-/// What this rank and those before it have started. Lists of bytes follow: their data.
+/// What this rank and those before it have started. How many bytes of data each has follows, and
+/// then the data.
 struct StartedMessage {
   uint64_t ticket = 0;
   bool differs = false;  // among them already

@@ -10,6 +10,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kBetweenQuestions = std::chrono::milliseconds(100);
+constexpr size_t kSealedToo = 1024;  // bytes of data, whose seal costs next to nothing
 
 }  // namespace
 
@@ -71,11 +72,15 @@ void MessageAgreement::post(uint64_t ticket, std::span<const std::byte> data) {
 }
 
 void MessageAgreement::tell() {
-  FrameWriter message;
+  const auto told = std::span(data_).first(count_to_tell(data_.size()));
+  size_t bytes = 0;
+  for (const auto data : told) bytes += data.size();
+  FrameWriter message(bytes);
   put_as<StartedMessage>(message, ticket_, differs_);
-  const size_t count = count_to_tell(data_.size());
-  for (size_t i = 0; i < count; ++i) message.put_list(data_[i]);
-  link_to(after()).send_frame(message.take_frame());
+  for (const auto data : told) message.put(static_cast<uint32_t>(data.size()));
+  const size_t head = message.size() - sizeof(uint32_t);
+  for (const auto data : told) message.put_bytes(data);
+  link_to(after()).send_frame(message.take_frame(), bytes <= kSealedToo ? head + bytes : head);
 }
 
 /// No more than the other lacks.
@@ -90,8 +95,12 @@ void MessageAgreement::take(std::vector<std::byte> message) {
     WireReader::malformed("operation " + std::to_string(theirs.ticket >> 32) + " where " +
                           std::to_string(ticket_ >> 32) + " comes");
   differs_ |= theirs.differs || theirs.ticket != ticket_;
-  const size_t count = count_to_tell(data_.size());
-  for (size_t i = 0; i < count; ++i) data_.push_back(from.get_bytes(kMostEagerBytes));
+  std::vector<uint32_t> sizes(count_to_tell(data_.size()));
+  for (uint32_t& bytes : sizes) {
+    bytes = from.get<uint32_t>();
+    if (bytes > kMostEagerBytes) WireReader::malformed(std::to_string(bytes) + " bytes of data");
+  }
+  for (const uint32_t bytes : sizes) data_.push_back(from.get_bytes(bytes));
   from.end();
   heard_.push_back(std::move(message));  // its bytes stay where they are
 }

@@ -1,20 +1,22 @@
 #include "transport/message_link.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace farandole {
 namespace {
 
-constexpr size_t kFirstRoom = 64 << 10;  // of a message; most need no more
+constexpr size_t kFirstRoom = 64 << 10;                        // of a message; most need no more
+constexpr size_t kTrailer = sizeof(uint32_t) + Seals::kBytes;  // how much is sealed; the seal
 
 }  // namespace
 
-void MessageLink::send_frame(std::vector<std::byte> frame) {
+void MessageLink::send_frame(std::vector<std::byte> frame, size_t sealed) {
   if (frame.size() > kLargestMessage + sizeof length_)
     throw Error(ErrorCode::resource, "a message of " + std::to_string(frame.size()) +
                                          " bytes exceeds what ranks exchange");
-  outgoing_.push_back({std::move(frame)});
+  outgoing_.push_back({.bytes = std::move(frame), .sealed = sealed});
 }
 
 bool MessageLink::receive(std::vector<std::byte>& message) {
@@ -61,15 +63,26 @@ bool MessageLink::make_ready(Outgoing& message) {
   if (channel_->is_sealed()) {
     Seals* const seals = channel_->seals();
     if (seals == nullptr) return false;
-    seals->out.close(message.bytes);
+    const auto body = std::span(message.bytes).subspan(sizeof length_);
+    const auto sealed = static_cast<uint32_t>(std::min(message.sealed, body.size()));
+    const Mark mark = seals->out.close(body.first(sealed), nullptr, sealed);
+    const auto number = std::as_bytes(std::span(&sealed, 1));
+    message.bytes.insert(message.bytes.end(), number.begin(), number.end());
+    message.bytes.insert(message.bytes.end(), mark.begin(), mark.end());
   }
   return message.is_ready = true;
 }
 
 void MessageLink::open(std::vector<std::byte>& message) {
   if (!channel_->is_sealed()) return;
-  if (!channel_->seals()->in.opens(message)) WireReader::malformed(kBrokenSeal);
-  message.resize(message.size() - Seals::kBytes);
+  const std::span<const std::byte> body(message.data(), message.size() - kTrailer);
+  uint32_t sealed = 0;
+  std::memcpy(&sealed, body.data() + body.size(), sizeof sealed);
+  const auto mark = std::span(message).last<Seals::kBytes>();
+  if (sealed > body.size() ||
+      !channel_->seals()->in.opens(body.first(sealed), mark, nullptr, sealed))
+    WireReader::malformed(kBrokenSeal);
+  message.resize(body.size());
 }
 
 /// At most one message: who waits for it does not ask the kernel for the next one.
@@ -87,7 +100,7 @@ bool MessageLink::read() {
       WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
     body_read_ = 0;
   }
-  const size_t whole = length_ + (channel_->is_sealed() ? Seals::kBytes : 0);
+  const size_t whole = length_ + (channel_->is_sealed() ? kTrailer : 0);
   while (body_read_ < whole) {
     // As much as has come, and as much again: a length alone takes no memory.
     if (body_read_ == body_.size())

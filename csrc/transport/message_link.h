@@ -22,8 +22,9 @@ class MessageLink {
 
   /// Takes a message of up to kLargestMessage bytes.
   void send(std::vector<std::byte> message) { send_frame(framed(message)); }
-  /// The same with its length in front (base/wire.h).
-  void send_frame(std::vector<std::byte> frame);
+  /// The same with its length in front (base/wire.h). `sealed`: how many bytes of the message its
+  /// seal is of; those behind them are tensors', which go as they are.
+  void send_frame(std::vector<std::byte> frame, size_t sealed = SIZE_MAX);
   /// Moves bytes both ways, and of what comes in at most one message; true if any moved.
   bool poll();
   /// The next message that has come whole; false when there is none.
@@ -39,6 +40,7 @@ class MessageLink {
   struct Outgoing {
     std::vector<std::byte> bytes;  // with the length in front
     size_t written = 0;
+    size_t sealed = 0;
     bool is_ready = false;  // its seal, if any, is behind it
   };
   bool make_ready(Outgoing& message);

@@ -92,7 +92,7 @@ TEST(keys_of_the_first_example_of_rfc_5869) {
 
 TEST(seals_open_what_was_closed_in_its_order) {
   Sealer here(kKey);
-    Opener there(kKey);
+  Opener there(kKey);
   for (const size_t length : {0U, 1U, 15U, 16U, 17U, 256U, 70'000U})
     CHECK(is_opened(there, closed(here, std::string(length, 'x'))));
 }
@@ -114,7 +114,8 @@ TEST(seals_notice_messages_that_are_cut_repeated_left_out_or_exchanged) {
     std::vector<std::vector<std::byte>> sent;
     for (const char* const text : {"one", "two", "two"}) sent.push_back(closed(here, text));
     act(sent);
-    return std::ranges::all_of(sent, [&](const auto& message) { return is_opened(there, message); });
+    return std::ranges::all_of(sent,
+                               [&](const auto& message) { return is_opened(there, message); });
   };
   using Sent = std::vector<std::vector<std::byte>>;
   CHECK(opens([](Sent&) {}));

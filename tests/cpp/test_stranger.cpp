@@ -323,7 +323,7 @@ std::pair<std::vector<Frame>, std::string> carried_by(const Act& act) {
   const auto from = link_over({.out = there, .in = back}, sent, arriving);
   for (int i = 0; i < 6; ++i) from->send(message_number(i));
   while (!from->sent()) from->poll();
-  constexpr size_t kFrame = sizeof(uint32_t) + 4 + Seals::kBytes;
+  constexpr size_t kFrame = 2 * sizeof(uint32_t) + 4 + Seals::kBytes;
   CHECK_EQUAL(sent.size(), 6 * kFrame);
   for (auto at = sent.begin(); at != sent.end(); at += kFrame)
     for (const Frame& each : act(Frame(at, at + kFrame)))
@@ -363,7 +363,7 @@ TEST(strangers_among_messages_of_a_link_are_noticed) {
 }
 
 TEST(strangers_change_no_byte_of_a_message_of_a_link) {
-  for (size_t at = 0; at < sizeof(uint32_t) + 4 + Seals::kBytes; ++at)
+  for (size_t at = 0; at < 2 * sizeof(uint32_t) + 4 + Seals::kBytes; ++at)
     for (const int bit : {0, 3, 7}) {
       const testing::Note note("byte ", at, ", bit ", bit);
       const auto [got, error] =

@@ -128,6 +128,21 @@ def test_ranks_meet_without_a_secret_where_the_launcher_is_told_to(
     assert "--insecure not used: all ranks are on this host" in result.stderr
 
 
+def test_the_launcher_seals_what_ranks_send_where_it_is_told_to() -> None:
+    script = "import json, os\nprint(os.environ['FARANDOLE_WIRE'])" + WORLD
+    result = launch(
+        2, [sys.executable, "-c", script], "-H", "a:1,b:1", "--launcher=local", "--seal"
+    )
+    seen = by_prefix(result.stdout)
+    assert {prefix: wire for prefix, (wire, _) in seen.items()} == {
+        "0 a": "sealed",
+        "1 b": "sealed",
+    }
+    assert [json.loads(place)[-1] for _, place in seen.values()] == [3.0, 3.0]
+    result = launch(2, [sys.executable, "-c", "pass"], "-H", "localhost:2", "--seal")
+    assert "--seal not used: all ranks are on this host" in result.stderr
+
+
 def test_ranks_of_network_namespaces_meet(spaces: list[str]) -> None:
     a, b = spaces
     script = "import json, os\nprint(os.environ['MASTER_ADDR'])" + WORLD

@@ -155,6 +155,54 @@ def test_all_collectives_and_sizes(spawn: Spawn, parts: str) -> None:
         assert all(paths == {"eager", "schedule"} for paths in world.run(check_sizes, in_place))
 
 
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("wire", ["checked", "sealed"])
+@pytest.mark.parametrize("parts", ["1,1", "1,3", "0:1:0:1"])
+def test_sealed_tensors_come_as_they_were_sent(spawn: Spawn, parts: str, wire: str) -> None:
+    world = spawn(SPLITS[parts], env=split(parts) | {"FARANDOLE_WIRE": wire})
+    assert all(paths == {"eager", "schedule"} for paths in world.run(check_sizes, True))
+    world = spawn(SPLITS[parts], env=split(parts) | {"FARANDOLE_WIRE": wire})
+    world.run(what_moves_data_at_once)
+
+
+def what_moves_data_at_once() -> None:
+    many_at_once()
+    by_name_in_any_order()
+    messages()
+
+
+WORDS = b"nobody on the way reads this. "
+
+
+def words_that_pass() -> bool:
+    """Whether they are seen on the loopback, over which these hosts' bytes go."""
+    fd.init()
+    mine = np.frombuffer(WORDS * 10_000, np.uint8)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as network:
+        network.bind(("lo", 0))
+        network.setblocking(False)
+        gathered = fd.all_gather(mine)
+        seen = b""
+        while True:
+            try:
+                seen += network.recv(1 << 17)
+            except BlockingIOError:
+                break
+    assert gathered.tobytes() == mine.tobytes() * 2
+    return WORDS in seen
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root sees no packets")
+@pytest.mark.parametrize(
+    ("wire", "is_seen"), [("plain", True), ("checked", True), ("sealed", False)]
+)
+def test_who_sees_what_passes_reads_what_is_not_encrypted(
+    spawn: Spawn, wire: str, is_seen: bool
+) -> None:
+    env = split("1,1") | {"FARANDOLE_WIRE": wire}
+    assert spawn(2, env=env).run(words_that_pass) == [is_seen] * 2
+
+
 @pytest.mark.parametrize("parts", ["1,1", "1,2"])
 def test_all_types(spawn: Spawn, parts: str) -> None:
     spawn(3 if parts == "1,2" else 2, env=split(parts)).run(check_types)

@@ -233,6 +233,22 @@ def test_what_mpi_takes_is_measured_and_told(mpi: Mpi, tmp_path: Path) -> None:
     assert "all 2 ranks share one" in alone.stdout
 
 
+def sum_by_hosts() -> float:
+    fd.init(comm=world())
+    return float(fd.all_reduce(np.ones(100_003))[-1])
+
+
+@pytest.mark.drawn(1, of="what takes long")
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_what_is_sealed_does_not_go_over_mpi(mpi: Mpi, transport: str) -> None:
+    env = over("1,1") | {"FARANDOLE_TRANSPORT": transport, "FARANDOLE_WIRE": "checked"}
+    ended = mpi.call(2, sum_by_hosts, env=env)
+    told = [(o.value, o.error) for o in ended.outcomes if o is not None]
+    said = ended.text + "".join(o.text for o in ended.outcomes if o is not None)
+    assert told == [(2.0, None) if transport == "auto" else (None, "RendezvousError")] * 2, said
+    assert "FARANDOLE_WIRE=checked, over TCP alone" in said
+
+
 @pytest.mark.drawn(2, of="what takes long")
 def test_split_communicators_are_worlds(mpi: Mpi) -> None:
     assert mpi.run(4, by_parts, env=FORCED) == [(4, 4.0), (4, 6.0)] * 2
