@@ -217,8 +217,8 @@ const std::vector<Variable>& variables() {
           "any. off: none. Otherwise a file that `farandole tune` has written"),
       agreed(choice_or_count(
           "FARANDOLE_CHECK_WEIGHTS", &Config::check_weights,
-          "when ranks compare checksums of their parameters. A number k: when training begins, and "
-          "every k steps (docs/benchmarks.md says why 2000); first: when it begins; off: never",
+          "when ranks compare checksums of their parameters. A number k: in the first two steps, "
+          "and every k steps (docs/benchmarks.md says why 2000); first: when it begins; off: never",
           {"first", "off"})),
       agreed(text("FARANDOLE_NUMERICS", &Config::numerics,
                   "a step that uses gradients of which a rank's is NaN or infinite. warn: says it "

@@ -57,7 +57,7 @@ void bind_step(py::class_<Step, std::shared_ptr<Step>>& type) {
            })
       .def(
           "watch_weights",
-          [](Step& s, std::vector<std::string> names, uint64_t period, std::string line) {
+          [](Step& s, std::vector<std::string> names, double period, std::string line) {
             s.watch_weights({std::move(names), period, std::move(line)});
           },
           py::arg("names"), py::arg("period"), py::arg("line"))

@@ -9,7 +9,7 @@ bool PluginWeights::begin_step(int number, double period) {
   if (given_up_) return false;
   Model& model = models_[number];
   ++model.step;
-  return model.equal_before == 0 || static_cast<double>(model.step - model.equal_before) >= period;
+  return model.equal_before == 0 || compares_weights(model.step, period);
 }
 
 std::optional<Error> PluginWeights::judge(int number, std::span<const std::string> names,

@@ -17,8 +17,8 @@ namespace farandole {
 class PluginWeights {
  public:
   /// A step has begun on all ranks, so that all count alike, whatever graphs they have it in.
-  /// Returns whether weights are compared in it: in the first, every `period` steps, and as long
-  /// as they differ from the start.
+  /// Returns whether weights are compared in it (compares_weights()); they are in every step as
+  /// long as they differ from the start.
   bool begin_step(int model, double period);
   /// How they differ, if they do. Not yet in the first step, as programs may broadcast after it,
   /// nor before a rank's have changed since.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -83,6 +84,11 @@ std::optional<Error> difference_of_weights(std::span<const std::string> names,
   where.evidence = "the bits of all weights were compared as step " + std::to_string(context.step) +
                    " began, before it changed any";
   return Error(ErrorCode::mismatch, verdict, std::move(where), advice_for(context));
+}
+
+bool compares_weights(uint64_t step, double period) {
+  if (step == 2) return std::isfinite(period);
+  return std::fmod(static_cast<double>(step - 1), period) == 0;
 }
 
 void WeightsWatch::show(std::vector<uint64_t> checksums) {

@@ -34,18 +34,22 @@ std::optional<Error> difference_of_weights(std::span<const std::string> names,
                                            std::span<const WeightsRow> rows,
                                            const WeightsContext& context);
 
+/// Whether a step compares weights: the first two, where ranks begin apart or update apart, and
+/// then one every `period` steps; the first alone where that is infinite.
+bool compares_weights(uint64_t step, double period);
+
 /// One model's weights, compared in some of its steps. Steps begin and end alike on every rank, so
 /// that all know when.
 class WeightsWatch {
  public:
   WeightsWatch() = default;  // never
-  /// In the first step, and `period` steps after each that was compared. `line`: see above.
-  WeightsWatch(std::vector<std::string> names, uint64_t period, std::string line)
+  /// `period`: see compares_weights(). `line`: see above.
+  WeightsWatch(std::vector<std::string> names, double period, std::string line)
       : names_(std::move(names)), period_(period), line_(std::move(line)) {}
 
   /// In the present step.
   bool due() const {
-    return period_ > 0 && (equal_before_ == 0 || step_ - equal_before_ >= period_);
+    return period_ > 0 && (equal_before_ == 0 || compares_weights(step_, period_));
   }
   /// This rank's, in the model's order, for the present step.
   void show(std::vector<uint64_t> checksums);
@@ -61,7 +65,7 @@ class WeightsWatch {
   size_t width() const { return 1 + names_.size(); }
 
   std::vector<std::string> names_;
-  uint64_t period_ = 0;
+  double period_ = 0;
   std::string line_;
   uint64_t step_ = 1, equal_before_ = 0;
   std::vector<uint64_t> shown_;

@@ -1,5 +1,6 @@
 #include "jax/weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 #include <string>
@@ -63,7 +64,10 @@ std::optional<Error> answer_weights(const ffi::CallFrame& frame) {
   context.line = text_of(frame.attributes, "line");
   context.step = *reinterpret_cast<const uint32_t*>(words_of(frame.arguments, 1, 1).data);
   const auto period = static_cast<uint64_t>(whole_of(frame.attributes, "period"));
-  if (context.step > period) context.equal_before = context.step - period;
+  if (context.step > 1) {
+    const uint64_t second = std::min<uint64_t>(context.step - 1, 2);  // or the first
+    context.equal_before = std::max(second, context.step - std::min(context.step, period));
+  }
   std::memset(words_of(frame.results, 0, 1).data, 0, sizeof(uint32_t));
   return difference_of_weights(names, rows_of(frame.arguments, ranks, names.size()), context);
 }

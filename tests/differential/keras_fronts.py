@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -215,22 +216,96 @@ def train(setting: Setting) -> Result:
         model = setting.wrapped(inner)
         before = weights_of(inner)
         compiled(setting, model)
-    chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
-    history = model.fit(
-        **data_of(setting), **chosen, epochs=EPOCHS, shuffle=False, verbose=0,
-        callbacks=[*setting.callbacks(), *callbacks(program)],
-    )  # fmt: skip
-    logs = setting.told({k: [float(v) for v in vs] for k, vs in history.history.items()})
-    told = [value for key in sorted(logs) for value in logs[key]]
+    told = fitted(setting, model, range(1 if program["midway"] != "nothing" else EPOCHS))
+    if program["midway"] != "nothing":
+        told += MIDWAY[program["midway"]](setting, model, inner) or []
+        told += fitted(setting, model, range(1, EPOCHS))
     if program["model"] not in parts.TWO_OPTIMIZERS:
-        x, y = parts.held_out(program)
-        y = parts.targets(program, y)
-        scores = model.evaluate(x, y, batch_size=6, verbose=0, return_dict=True)
-        told += [float(scores[key]) for key in sorted(scores)]
+        told += _evaluated(setting, model, inner)
     told.append(float(model.optimizer.learning_rate))
     after = weights_of(inner)
     return Result(before or {n: v * 0 for n, v in after.items()}, after,
                   [each if math.isfinite(each) else -1.0 for each in told])  # fmt: skip
+
+
+def fitted(setting: Setting, model: Any, epochs: range) -> list[float]:
+    """What fit() says of these epochs."""
+    program = setting.program
+    chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
+    history = model.fit(
+        **data_of(setting), **chosen, epochs=epochs.stop, initial_epoch=epochs.start,
+        shuffle=False, verbose=0, callbacks=[*setting.callbacks(), *callbacks(program)],
+    )  # fmt: skip
+    logs = setting.told({k: [float(v) for v in vs] for k, vs in history.history.items()})
+    return [value for key in sorted(logs) for value in logs[key]]
+
+
+# ---- what programs do between two calls of fit() ----
+
+
+def _evaluated(setting: Setting, model: Any, _: Any) -> list[float]:
+    x, y = parts.held_out(setting.program)
+    y = parts.targets(setting.program, y)
+    scores = model.evaluate(x, y, batch_size=6, verbose=0, return_dict=True)
+    return [float(scores[key]) for key in sorted(scores)]
+
+
+def _predicted(setting: Setting, model: Any, _: Any) -> list[float]:
+    x, _y = parts.held_out(setting.program)
+    out = model.predict(x, batch_size=6, verbose=0)
+    outs = out if isinstance(out, list) else [out]
+    return [float(each) for one in outs for each in np.ravel(one)]
+
+
+def _compiled_again(setting: Setting, model: Any, _: Any) -> None:
+    with setting.scope():
+        compiled(setting, model)
+
+
+def _thawed(setting: Setting, model: Any, inner: Any) -> None:
+    """As in fine-tuning: what was frozen is trained from now on, and what was trained is frozen."""
+    first = next(each for each in inner._flatten_layers(include_self=False) if each.weights)
+    first.trainable = not first.trainable
+    _compiled_again(setting, model, inner)
+
+
+def _slower(_: Setting, model: Any, __: Any) -> None:
+    model.optimizer.learning_rate = 0.01
+
+
+def _changed(_: Setting, __: Any, inner: Any) -> None:
+    for variable in inner.trainable_variables:
+        variable.assign(variable * 0.5)
+
+
+def _loaded(_: Setting, model: Any, inner: Any) -> None:
+    """Weights of a file, which every rank has written for itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        inner.save_weights(f"{folder}/kept.weights.h5")
+        _changed(_, model, inner)
+        inner.load_weights(f"{folder}/kept.weights.h5")
+
+
+def _set(_: Setting, model: Any, __: Any) -> None:
+    model.set_weights([each * 0.5 if each.dtype == np.float32 else each
+                       for each in model.get_weights()])  # fmt: skip
+
+
+def _one_batch(setting: Setting, model: Any, _: Any) -> list[float]:
+    x, y, weights = parts.samples(setting.program)
+    rows = setting.rows(BATCH)
+    y = parts.targets(setting.program, y[rows])
+    own = None if weights is None else weights[rows]
+    logs = model.train_on_batch(x[rows], y, sample_weight=own, return_dict=True)
+    told = setting.told({key: [float(value)] for key, value in logs.items()})
+    return [value for key in sorted(told) for value in told[key]]
+
+
+MIDWAY: dict[str, Callable[[Setting, Any, Any], list[float] | None]] = {
+    "evaluate": _evaluated, "predict": _predicted, "compile": _compiled_again, "thaw": _thawed,
+    "rate": _slower, "assign": _changed, "load": _loaded, "set_weights": _set,
+    "one_batch": _one_batch,
+}  # fmt: skip
 
 
 def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
@@ -249,6 +324,7 @@ COLUMNS: dict[str, list[str]] = {
     "callbacks": ["none", "plateau", "stopping", "schedule"],
     "run": ["plain", "eager", "jit", "several"],
     "data": ["arrays", "dataset", "sequence"],
+    "midway": ["nothing", *MIDWAY],
 }
 
 
@@ -261,6 +337,11 @@ def fits(program: Program, backend: str) -> bool:
         or weights != "none" or has["loss"] != "name" or has["metrics"] != "none"
         or has["optimizer"] in ("loss_scale", "accumulate")
     ):  # fmt: skip
+        return False
+    if model in parts.TWO_OPTIMIZERS and has["midway"] in ("evaluate", "predict"):
+        return False
+    # They compare classes: of two columns, and of targets with one axis for samples.
+    if has["metrics"] in parts.OF_TWO_COLUMNS and model in ("outputs", "masked"):
         return False
     # Of classes there is one target.
     if weights == "classes" and model in ("outputs", "masked"):
@@ -279,16 +360,6 @@ def fits(program: Program, backend: str) -> bool:
         return False
     # There is nothing to monitor.
     return not (model in parts.TWO_OPTIMIZERS and has["callbacks"] in ("plateau", "stopping"))
-
-
-def global_fits(program: Program, backend: str) -> bool:
-    has = dict(program.values)
-    # Statistics of parts, and divisors that are known only of the whole batch.
-    if has["options"] == "logical" and (
-        has["model"] in ("batch_norm", "masked") or has["loss"] == "mean_with_sample_weight"
-    ):
-        return False
-    return fits(program, backend)
 
 
 def horovod_fits(program: Program, backend: str) -> bool:
@@ -322,7 +393,7 @@ def _fronts(backend: str) -> dict[str, Front]:
     keras = f"keras on {backend}"
     return {
         f"keras.model_{backend}": Front(
-            keras, whole, begin, by(Global), lambda p: global_fits(p, backend)
+            keras, whole, begin, by(Global), lambda p: fits(p, backend)
         ),
         f"keras.horovod_{backend}": Front(
             keras, own, begin, by(Horovod), lambda p: horovod_fits(p, backend)

@@ -257,6 +257,27 @@ def _metric(kind: str, **options: Any) -> Callable[[], Any]:
     return make
 
 
+PLAIN = (  # metrics of Keras that need no arguments
+    "BinaryCrossentropy", "CategoricalHinge", "ConcordanceCorrelation", "CosineSimilarity",
+    "FalseNegatives", "FalsePositives", "Hinge", "KLDivergence", "LogCoshError",
+    "MeanAbsolutePercentageError", "MeanSquaredLogarithmicError", "PearsonCorrelation", "Poisson",
+    "Recall", "RootMeanSquaredError", "SquaredHinge", "TrueNegatives",
+)  # fmt: skip
+CLASSES: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in PLAIN},
+    "BinaryIoU": {"target_class_ids": [0, 1]},
+    "PrecisionAtRecall": {"recall": 0.5}, "RecallAtPrecision": {"precision": 0.5},
+    "SensitivityAtSpecificity": {"specificity": 0.5},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5},
+}  # fmt: skip
+OF_TWO_COLUMNS: dict[str, dict[str, Any]] = {  # those that need a table of classes
+    "CategoricalAccuracy": {}, "CategoricalCrossentropy": {},
+    "F1Score": {"average": "macro"}, "FBetaScore": {"average": "macro"},
+    "R2Score": {}, "TopKCategoricalAccuracy": {"k": 1}, "OneHotMeanIoU": {"num_classes": 2},
+    "OneHotIoU": {"num_classes": 2, "target_class_ids": [1]},
+}  # fmt: skip
+
+
 METRICS: dict[str, tuple[str, Callable[[], Any]]] = {  # the key in logs, and what makes it
     "none": ("loss", lambda: None),
     "mean": ("mae", lambda: "mae"),
@@ -268,6 +289,9 @@ METRICS: dict[str, tuple[str, Callable[[], Any]]] = {  # the key in logs, and wh
     "auc": ("auc", _metric("AUC", name="auc", num_thresholds=20)),
     "own_mean": ("root", _own_mean),
     "own_state": ("apart", _own_state),
+} | {
+    kind: (kind.lower(), _metric(kind, name=kind.lower(), **options))
+    for kind, options in (CLASSES | OF_TWO_COLUMNS).items()
 }
 OF_ITS_STATE = ("true_positives", "sum", "own_state")
 

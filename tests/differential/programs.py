@@ -70,6 +70,16 @@ def draw(name: str, front: Front, dice: random.Random, plain: float = 0.5) -> Pr
             return program
 
 
+def singles(name: str, front: Front) -> Iterator[Program]:
+    """The plain program, and for each other value of a column the one that has it alone."""
+    plain = Program(name, tuple((column, choices[0]) for column, choices in front.table.items()))
+    yield plain
+    for column, choices in front.table.items():
+        for value in choices[1:]:
+            if front.fits(program := plain.having(column, value)):
+                yield program
+
+
 def read(text: str, fronts: Mapping[str, Front]) -> Program:
     """What str() of a program has printed; columns that are left out have their plain value."""
     given = dict(word.split("=", 1) for word in text.split())

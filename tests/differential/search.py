@@ -2,6 +2,7 @@
 
     search.py --seconds 90             every front, by a seed that is printed
     search.py --fronts torch.hook …    these
+    search.py --singly                 each value of each column once, the other columns plain
     search.py --program "front=torch.hook model=tied touch=data" [--ranks 2]
 
 A program on ranks must give what the same program gives in one process with the framework alone, on
@@ -148,6 +149,12 @@ class Search:
                 self.one(program, next(sizes))
             spent[name] += time.monotonic() - now - (self.runner.beginning - beginning)
 
+    def singly(self) -> None:
+        """Every value of every column, with the others plain."""
+        for name, front in self.fronts.items():
+            for program in programs.singles(name, front):
+                self.one(program, self.dice.choice((2, 3)))
+
     def _some_sizes(self) -> Iterator[int]:
         while True:
             yield from [self.dice.choice((2, 3, 1))] * ONE_SIZE
@@ -200,6 +207,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--fronts", nargs="*", default=list(FRONTS))
+    parser.add_argument("--singly", action="store_true", help="each value once, the others plain")
     parser.add_argument("--program", help="one, as a run has printed it")
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
@@ -223,7 +231,7 @@ def main() -> None:
             print(f"--seed {options.seed}, fronts {' '.join(fronts)}", flush=True)
             for front in fronts.values():
                 nursery_of(front.framework)  # all import at the same time
-            search.run(options.seconds)
+            search.singly() if options.singly else search.run(options.seconds)
     finally:
         runner.close()
         for nursery in nurseries.values():

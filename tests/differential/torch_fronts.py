@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import programs
 from programs import BATCH, STEPS, Front, Program, Result
-from torch_parts import ACTIONS, LOSSES, MODELS, REPLACING, TOUCHES, optimizer_of
+from torch_parts import ACTIONS, HOOKS, LOSSES, MODELS, REPLACING, TOUCHES, optimizers_of
 
 # ---- one loop for all fronts ----
 
@@ -23,8 +23,14 @@ class Setting:
         torch.manual_seed(0)
         self.program = program
         self.model = MODELS[program["model"]]()
-        self.optimizer = optimizer_of(program, self.model)
+        self.optimizers = optimizers_of(program, self.model)
         self.rank, self.size = 0, 1
+        self.hook("before")
+
+    def hook(self, when: str) -> None:
+        kind, _, at = self.program["hooks"].partition("_")
+        if at == when:
+            HOOKS[kind](self.model)
 
     def lay_out(self) -> None:
         import torch
@@ -75,7 +81,8 @@ def samples_of(program: Program, number: int) -> int:
 def train(setting: Setting) -> Result:
     import torch
 
-    program, model, optimizer = setting.program, setting.model, setting.optimizer
+    program, model, optimizers = setting.program, setting.model, setting.optimizers
+    setting.hook("after")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=program["precision"] == "scaler")
     before = {n: setting.whole(p).clone().numpy() for n, p in model.named_parameters()}
     losses: list[float] = []
@@ -88,22 +95,23 @@ def train(setting: Setting) -> Result:
 
     for step, numbers in enumerate(windows(program)):
         if step == 2:
-            ACTIONS[program["weights"]](model, optimizer)
+            ACTIONS[program["weights"]](model, optimizers)
         if program["optimizer"] == "closure":
-            optimizer.step(lambda n=numbers[0]: (optimizer.zero_grad(), one_pass(n))[1])
+            [only] = optimizers
+            only.step(lambda n=numbers[0], only=only: (only.zero_grad(), one_pass(n))[1])
             continue
         for number in numbers:
             with setting.accumulating() if number != numbers[-1] else nullcontext():
                 one_pass(number)
         if program["touch"] != "nothing":
-            scaler.unscale_(optimizer)
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
             TOUCHES[program["touch"]](model)
-        scaler.step(optimizer)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
         scaler.update()
-        if program["zero"] == "none":
-            optimizer.zero_grad()
-        else:
-            optimizer.zero_grad(set_to_none=False)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=program["zero"] == "none")
     after = {n: setting.whole(p).numpy() for n, p in model.named_parameters()}
     buffers = {n: b.numpy() for n, b in model.named_buffers() if b.is_floating_point()}
     told = [each if math.isfinite(each) else -1.0 for each in setting.mean_of(losses)]
@@ -118,7 +126,7 @@ def loss_of(setting: Setting, number: int) -> Any:
     program, rows = setting.program, setting.rows(number)
     x, y = (torch.from_numpy(each[rows]) for each in programs.batch(number))
     weights = torch.arange(BATCH, dtype=torch.float32)[rows] / BATCH
-    kind = next(setting.model.parameters()).dtype
+    kind = next(p.dtype for p in setting.model.parameters() if p.is_floating_point())
     out = setting.forward(x.to(kind))
     loss = LOSSES[program["loss"]](out, y.to(kind), weights.to(kind))
     # The scaler must see an overflow that one rank has.
@@ -136,7 +144,7 @@ class Hook(Setting):
         self.rank, self.size = hvd.rank(), hvd.size()
         if program["model"] == "batch_norm":
             self.model = hvd.convert_sync_batchnorm(self.model)
-            self.optimizer = optimizer_of(program, self.model)
+            self.optimizers = optimizers_of(program, self.model)
         self.lay_out()
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         options: dict[str, Any] = {
@@ -148,12 +156,22 @@ class Hook(Setting):
             options["op"] = hvd.Sum
         if program["accumulate"] in ("two", "cut"):
             options["backward_passes_per_step"] = 2
-        named = self.model.named_parameters()
-        self.optimizer = hvd.DistributedOptimizer(self.optimizer, named, **options)
+        self.optimizers = [
+            hvd.DistributedOptimizer(optimizer, self._named(optimizer), **options)
+            for optimizer in self.optimizers
+        ]
         self._no_sync = program["accumulate"] == "no_sync"
 
-    def accumulating(self) -> Any:
-        return self.optimizer.no_sync() if self._no_sync else nullcontext()
+    def _named(self, optimizer: Any) -> list[tuple[str, Any]]:
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [(name, p) for name, p in self.model.named_parameters() if id(p) in own]
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for optimizer in self.optimizers if self._no_sync else ():
+                stack.enter_context(optimizer.no_sync())
+            yield
 
     def mean_of(self, losses: list[float]) -> list[float]:
         import torch
@@ -212,7 +230,7 @@ class Fsdp(Setting):
                 if list(layer.parameters()):
                     fully_shard(layer, **options)
         fully_shard(self.model, **options)
-        self.optimizer = optimizer_of(program, self.model)
+        self.optimizers = optimizers_of(program, self.model)
 
     def whole(self, parameter: Any) -> Any:
         return parameter.full_tensor().detach()
@@ -238,7 +256,7 @@ class Global(Setting):
         self.fd = fd
         if program["model"] == "batch_norm":
             self.model = fd.convert_sync_batchnorm(self.model)
-            self.optimizer = optimizer_of(program, self.model)
+            self.optimizers = optimizers_of(program, self.model)
         self.rank = fd.rank()
         self.lay_out()
         self._told: list[float] = []  # losses, each with its weight
@@ -248,7 +266,7 @@ class Global(Setting):
         options: dict[str, Any] = {
             "none": {}, "groups": {"groups": 2}, "sharded": {"sharded_update": True},
         }[program["options"]]  # fmt: skip
-        self._batches = fd.GlobalBatch(loader, self.model, self.optimizer, **options)
+        self._batches = fd.GlobalBatch(loader, self.model, *self.optimizers, **options)
         self._left = iter(self._batches)
 
     def rows(self, number: int) -> slice:  # noqa: ARG002
@@ -282,7 +300,17 @@ COLUMNS: dict[str, list[str]] = {
     "loss": list(LOSSES),
     "touch": list(TOUCHES),
     "weights": list(ACTIONS),
-    "optimizer": ["sgd", "momentum", "groups", "adam", "adam_foreach", "adam_fused", "closure"],
+    "optimizer": [
+        "sgd",
+        "momentum",
+        "groups",
+        "adam",
+        "adam_foreach",
+        "adam_fused",
+        "two",
+        "closure",
+    ],
+    "hooks": ["none", *(f"{kind}_{when}" for kind in HOOKS for when in ("before", "after"))],
     "accumulate": ["one", "two", "cut", "no_sync"],
     "precision": ["float32", "scaler"],
     "zero": ["none", "zeros"],
@@ -300,7 +328,7 @@ def fits(program: Program) -> bool:
         return False
     if has["model"] == "embedding" and (
         has["optimizer"] not in ("sgd", "groups") or has["precision"] == "scaler"
-        or has["touch"] != "nothing"
+        or has["touch"] != "nothing" or has["hooks"] != "none"
         or has["weights"] in ("half_and_back", "double", "share_memory")
     ):  # fmt: skip
         return False
@@ -309,13 +337,20 @@ def fits(program: Program) -> bool:
         or has["optimizer"] == "adam_fused"
     ):  # fmt: skip
         return False
-    if has["weights"] == "unfreeze" and has["model"] != "frozen":
+    if has["weights"] == "unfreeze" and has["model"] not in ("frozen", "nothing_to_train"):
+        return False
+    if has["weights"] == "assigned" and has["model"] == "tied":  # it unties them
         return False
     # A changed dtype leaves the optimizer with state of another one.
     if has["weights"] == "double" and (has["optimizer"] != "sgd" or has["precision"] == "scaler"):
         return False
     # A scaler has seen the gradients that these replace.
     if has["precision"] == "scaler" and has["touch"] in REPLACING[1:]:
+        return False
+    # It refuses optimizers without a gradient.
+    if has["precision"] == "scaler" and (
+        has["model"] == "nothing_to_train" or has["weights"] == "assigned"
+    ):
         return False
     # Statistics of a sum over passes of different sizes.
     return not (has["model"] == "batch_norm" and has["precision"] == "scaler")
@@ -339,6 +374,9 @@ def ddp_fits(program: Program) -> bool:
     has = dict(program.values)
     if has["loss"] == "sum" or has["model"] in ("embedding", "odd", "batch_norm", "mixed_layout"):
         return False
+    # It refuses a model without gradients by itself.
+    if has["model"] == "nothing_to_train":
+        return False
     if has["options"] in ("static", "find_unused") and (
         has["accumulate"] != "one" or has["model"] == "checkpointed"
     ):
@@ -353,11 +391,13 @@ def ddp_fits(program: Program) -> bool:
 
 
 def fsdp_fits(program: Program) -> bool:
-    """Gradients and weights are DTensors, which have no memory of their own to be replaced, and a
-    scaler sees those of its rank alone."""
+    """Gradients and weights are DTensors, which have no memory of their own to be replaced and
+    other hooks than the parameters that they stand for, and a scaler sees those of its rank alone.
+    """
     has = dict(program.values)
     return (
         has["model"] in ("mlp", "conv", "frozen", "checkpointed", "compiled")
+        and has["hooks"] == "none"
         and (has["model"], has["options"]) != ("checkpointed", "layers")
         and has["loss"] != "sum"
         and has["touch"] not in REPLACING
@@ -370,7 +410,7 @@ def fsdp_fits(program: Program) -> bool:
 
 def global_fits(program: Program) -> bool:
     has = dict(program.values)
-    return has["accumulate"] == "one" and hook_fits(program)
+    return has["accumulate"] == "one" and has["optimizer"] != "two" and hook_fits(program)
 
 
 def begin_hook() -> None:

@@ -54,6 +54,38 @@ def frozen() -> nn.Module:
     return model
 
 
+def integer() -> nn.Module:
+    """A parameter of whole numbers, which no gradient reaches."""
+    import torch
+    from torch import nn
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+            self.order = nn.Parameter(torch.tensor([1, 0]), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)[:, self.order]
+
+    return Turned()
+
+
+def nothing_to_train() -> nn.Module:
+    """Its inputs have gradients, and none of its parameters."""
+    from torch import nn
+
+    class Still(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp().requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x.detach().requires_grad_())
+
+    return Still()
+
+
 def odd() -> nn.Module:
     """Parameters of no dimension, without elements, complex, and one that is never used."""
     import torch
@@ -149,8 +181,8 @@ def functional() -> nn.Module:
 MODELS = {
     each.__name__: each
     for each in (
-        mlp, conv, channels_last, mixed_layout, tied, frozen, odd, checkpointed, batch_norm,
-        embedding, compiled, functional,
+        mlp, conv, channels_last, mixed_layout, tied, frozen, integer, nothing_to_train, odd,
+        checkpointed, batch_norm, embedding, compiled, functional,
     )
 }  # fmt: skip
 
@@ -219,6 +251,28 @@ TOUCHES: dict[str, Touch] = {
 
 REPLACING = ("data", "set", "cast")  # these give a gradient other memory
 
+
+# ---- hooks of the program's own, registered before or after the optimizer is wrapped ----
+
+
+def _on_gradients(model: Any) -> None:
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_hook(lambda gradient: gradient * 0.5)
+
+
+def _on_accumulated(model: Any) -> None:
+    def halve(p: Any) -> None:
+        if not p.grad.is_sparse:
+            p.grad.mul_(0.5)
+
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(halve)
+
+
+HOOKS: dict[str, Touch] = {"gradient": _on_gradients, "accumulated": _on_accumulated}
+
 # ---- what programs do to weights, in the midst of training and with gradients standing ----
 
 
@@ -229,15 +283,36 @@ def _half_and_back(model: Any, _: Any) -> None:
     model.load_state_dict(state)
 
 
-def _save_and_load(model: Any, optimizer: Any) -> None:
+def _save_and_load(model: Any, optimizers: Any) -> None:
     import torch
 
-    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    weights = copy.deepcopy(model.state_dict())
+    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(1)
     model.load_state_dict(weights)
-    optimizer.load_state_dict(state)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
+
+
+def _assigned(model: Any, _: Any) -> None:
+    """Other parameters than those that the optimizer has, as PyTorch's documentation warns."""
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+def _averaged(model: Any, _: Any) -> None:
+    """Weights become a moving average of themselves, as at the end of an epoch with EMA."""
+    import torch
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    average.update_parameters(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0 if p.dtype == torch.int64 else 0.5)
+    average.update_parameters(model)
+    model.load_state_dict(average.module.state_dict())
 
 
 def _new_data(model: Any, _: Any) -> None:
@@ -262,25 +337,28 @@ ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "double": lambda model, _: model.double(),
     "share_memory": lambda model, _: model.share_memory(),
     "new_data": _new_data,
+    "assigned": _assigned,
+    "averaged": _averaged,
     "save_and_load": _save_and_load,
     "other_layout": _other_layout,
     "unfreeze": _unfreeze,
 }
 
 
-def optimizer_of(program: Program, model: Any) -> Any:
+def optimizers_of(program: Program, model: Any) -> list[Any]:
     import torch
 
     kind, parameters = program["optimizer"], list(model.parameters())
+    if kind == "two":
+        half = len(parameters) // 2
+        first = torch.optim.SGD(parameters[:half], lr=0.1)
+        return [first, torch.optim.Adam(parameters[half:], lr=0.02)]
     if kind == "momentum":
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+        return [torch.optim.SGD(parameters, lr=0.05, momentum=0.9)]
     if kind == "groups":
-        return torch.optim.SGD(
-            [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}], lr=0.1
-        )
+        groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}]
+        return [torch.optim.SGD(groups, lr=0.1)]
     if kind.startswith("adam"):
-        options = (
-            {"foreach": True} if kind.endswith("foreach") else {"fused": kind.endswith("fused")}
-        )
-        return torch.optim.Adam(parameters, lr=0.02, **options)
-    return torch.optim.SGD(parameters, lr=0.1)
+        how = {"foreach": True} if kind.endswith("foreach") else {"fused": kind.endswith("fused")}
+        return [torch.optim.Adam(parameters, lr=0.02, **how)]
+    return [torch.optim.SGD(parameters, lr=0.1)]

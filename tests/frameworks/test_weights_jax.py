@@ -126,6 +126,16 @@ def later_steps_are_compared_every_k_steps_alone() -> None:
 
 
 @on_ranks(2)
+def ranks_that_update_apart_are_found_in_the_second_step() -> None:
+    for kind, step in steps_of().items():
+        params: Any = step(make())
+        if fdj.rank() == 1:
+            params = one_bit_off({k: np.asarray(v) for k, v in params.items()})
+        told = refused(lambda: step(params))  # noqa: B023
+        assert "before step 1, and differ before step 2: '['kernel']'" in told, (kind, told)
+
+
+@on_ranks(2)
 def steps_inside_one_program_count() -> None:
     with checking_weights("3"):
         step = step_with(fdj.distributed(optax.sgd(0.25)))

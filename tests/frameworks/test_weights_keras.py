@@ -102,6 +102,14 @@ def what_comes_apart_later_is_found_every_k_steps() -> None:
         assert "'sequential/last/kernel [2]'" in refused(lambda: train(model, 3))
 
 
+@on_ranks(2)
+def ranks_that_update_apart_are_found_in_the_second_step() -> None:
+    model = make()
+    train(model, 1)
+    move_apart(model.layers[1].kernel)
+    assert "'sequential/last/kernel [2]'" in refused(lambda: train(model, 2))
+
+
 # Of a farandole.keras.Model, whose ranks have everything alike.
 
 

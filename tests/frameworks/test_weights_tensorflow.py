@@ -163,7 +163,7 @@ def steps_count_whatever_graph_they_are_in() -> None:
             step = tf.function(model.step) if number == 3 + hvd.rank() else step
             step()
         model.bias.assign_add([0.0, float(hvd.rank()), 0.0])
-        assert "before step 1, and differ before step 5: 'bias'" in refused(step)
+        assert "before step 2, and differ before step 5: 'bias'" in refused(step)
 
 
 @on_ranks(2)
@@ -214,6 +214,17 @@ def what_comes_apart_later_is_found_every_k_steps() -> None:
             step()
             told = refused(step)
             assert "before step 3, and differ before step 5: 'bias'" in told, (kind, told)
+
+
+@on_ranks(2)
+def ranks_that_update_apart_are_found_in_the_second_step() -> None:
+    for kind in ("eager", "graph"):
+        model = Model()
+        step = steps_of(model)[kind]
+        step()
+        model.bias.assign_add([0.0, float(hvd.rank()), 0.0])
+        told = refused(step)
+        assert "before step 1, and differ before step 2: 'bias'" in told, (kind, told)
 
 
 @on_ranks(2)

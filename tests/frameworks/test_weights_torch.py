@@ -143,9 +143,21 @@ def what_comes_apart_later_is_found_every_k_steps() -> None:
 def later_steps_are_not_compared_unless_asked_for() -> None:
     model = make()
     optimizer = wrap(model)
-    step(model, optimizer)
+    for _ in range(2):
+        step(model, optimizer)
     model[2].bias.data[0] += hvd.rank()
     step(model, optimizer)
+
+
+@on_ranks(2)
+def ranks_that_update_apart_are_found_in_the_second_step() -> None:
+    for kind, options in KINDS.items():
+        model = make()
+        optimizer = wrap(model, **options)
+        step(model, optimizer)
+        model[2].bias.data[0] += hvd.rank()
+        error = refused(lambda: step(model, optimizer))  # noqa: B023
+        assert "the same before step 1, and differ before step 2" in error.verdict, kind
 
 
 @on_ranks(3)
@@ -246,6 +258,24 @@ def a_global_batch_compares_other_weights_and_the_state_of_the_optimizer() -> No
         apart = partial(moved_apart, norm=nn.Tanh(), **options)
         assert apart(momentum) == "state of 0.weight", options
         assert apart(lambda model, _: model[2].bias) == "2.bias", options
+
+
+@on_ranks(2)
+def an_optimizer_that_it_was_not_given_is_found_in_the_second_step() -> None:
+    model = three_layers(nn.Tanh())
+    batches, optimizer = shared(model)
+    other = torch.optim.SGD(model[2].parameters(), lr=0.1)
+
+    def train() -> None:
+        for x in batches:
+            optimizer.zero_grad()
+            other.zero_grad()
+            own = model(x) * (1 + hvd.rank())
+            batches.scale_loss(own.square().mean()).backward()
+            optimizer.step()
+            other.step()
+
+    assert refused(train).tensor == "2.weight"
 
 
 @on_ranks(2)

@@ -32,9 +32,10 @@ def period() -> float | None:
     return {"off": None, "first": math.inf}.get(value) if not value.isdigit() else float(value)
 
 
-def in_steps(period: float) -> int:
-    """A period for the core, which has no infinity."""
-    return int(min(period, 2**62))
+def compares(steps: int, period: float) -> bool:
+    """Whether weights are compared after so many steps: before the first and the second, where
+    ranks begin apart or update apart, and then every `period` steps."""
+    return steps == 0 or (period < math.inf and (steps == 1 or steps % period == 0))
 
 
 def looked_at(count: int) -> int:
@@ -75,7 +76,7 @@ class Weights:
             Mismatch: they differ; on every rank, naming the first that does. The step has not
                 begun.
         """
-        if self._period is not None and self.steps % self._period == 0:
+        if self._period is not None and compares(self.steps, self._period):
             error = self.difference(checksums())
             if error is not None:
                 raise error

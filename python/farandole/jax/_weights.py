@@ -18,7 +18,7 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole.common._process_set import ProcessSet
-from farandole.common._weights import Weights, in_steps, period
+from farandole.common._weights import Weights, period
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls, token
 from farandole.jax._trees import NUMBERS, as_reals
@@ -70,7 +70,9 @@ class ArrayWeights:
         assert self._period is not None
         count = self._count_of(tuple(name for name, _ in rows))
         steps = count[...]
-        due = steps == 0 if math.isinf(self._period) else steps % int(self._period) == 0
+        due = steps == 0
+        if self._period < math.inf:  # as compares() has it
+            due |= (steps == 1) | (steps % int(self._period) == 0)
         arrays = [jax.lax.stop_gradient(array) for _, array in rows]
         zero = jax.lax.cond(
             due[0],
@@ -91,7 +93,7 @@ class ArrayWeights:
             step,
             names="\n".join(name.replace("\n", " ") for name in names),
             ranks="\n".join(map(str, self._process_set.ranks)),
-            period=np.int64(in_steps(self._period or math.inf)),
+            period=np.int64(min(self._period or math.inf, 2**62)),
             line=self._line,
         )
 

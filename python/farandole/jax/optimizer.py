@@ -53,8 +53,8 @@ def distributed(
     reduces every n-th time.
 
     In the first ``update()`` ranks compare checksums of the parameters, if it is given any, and it
-    fails on every rank where they start from different ones; every 2000 steps they compare again.
-    ``FARANDOLE_CHECK_WEIGHTS`` says how often.
+    fails on every rank where they start from different ones; they compare again in the second one
+    and every 2000 steps. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
 
     Args:
         optimizer: of optax; chains with clipping see reduced gradients.

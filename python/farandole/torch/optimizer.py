@@ -58,8 +58,8 @@ def DistributedOptimizer(
 
     As the first gradients have been reduced, ranks compare checksums of the optimizer's parameters:
     ``backward()`` (with Adasum and a sharded update ``step()``) raises ``Mismatch`` on every rank
-    where they start from different ones, and where they have come to differ every 2000 steps
-    later. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
+    where they start from different ones, or have come to differ in the second step, or every 2000
+    steps later. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
 
     A parameter has one DistributedOptimizer: where one that is alive has it already, the new one
     takes over, and stepping with the older one is an error.

@@ -43,9 +43,11 @@ def in_order_of(p: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> list[Strides]:
-    """By parameter the strides of its gradient: dense_strides() where all ranks have the same, and
-    those of a contiguous tensor where they differ, as when one rank alone has converted its
-    model to channels_last. Collective.
+    """By parameter the strides of its gradient: dense_strides() where all ranks have the same.
+
+    Where they differ, as when one rank alone has converted its model to channels_last, the
+    parameter becomes contiguous on every rank: sums over an array, such as the norm of a gradient,
+    round by the order of its elements. Collective.
 
     Raises:
         Mismatch: ranks have parameters of different shapes; on every rank, naming the first.
@@ -64,6 +66,7 @@ def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> l
         _refuse_other_shapes(group, name, [rows[i][0] for rows in by_rank])
         if any(rows[i][1] != by_rank[0][i][1] for rows in by_rank):
             mine[i] = contiguous_strides(p.shape)
+            p.data = p.detach().contiguous()
     return mine
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from farandole import _core
-from farandole.common._weights import Weights, in_steps, looked_at, period
+from farandole.common._weights import Weights, looked_at, period
 from farandole.torch import _devices
 from farandole.torch._tensors import DTYPE_NAMES, as_reals, borrow
 
@@ -109,7 +109,7 @@ class Compared:
         line = self._line if self.rest is None else self.rest.line
         steps = period()
         if steps is not None:
-            step.watch_weights([*self._names, *self._rest_names], in_steps(steps), line)
+            step.watch_weights([*self._names, *self._rest_names], steps, line)
 
     def show(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
         """Before it is launched, where it compares them."""
