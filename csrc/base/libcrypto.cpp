@@ -10,9 +10,8 @@
 namespace farandole {
 namespace {
 
-std::mutex mutex;  // guards what follows
-std::optional<std::string> first;
-std::optional<Libcrypto> found;
+std::mutex mutex;
+std::optional<std::string> first;  // guarded by it
 
 template <typename Function>
 bool find(void* library, const char* name, Function& function) {
@@ -34,14 +33,17 @@ std::optional<Libcrypto> in(void* library) {
   return all ? std::optional(its) : std::nullopt;
 }
 
-std::optional<Libcrypto> looked_for() {
+Libcrypto looked_for() {
+  const std::lock_guard lock(mutex);
   if (first) {
     const char* const file = first->empty() ? nullptr : first->c_str();
-    if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_NOLOAD))) return its;
+    if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_NOLOAD))) return *its;
   }
   for (const char* const file : {"libcrypto.so.3", "libcrypto.so.1.1"})
-    if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_LOCAL))) return its;
-  return std::nullopt;
+    if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_LOCAL))) return *its;
+  throw Error(ErrorCode::resource, "OpenSSL's libcrypto is not found on this host", {},
+              "install OpenSSL 1.1.1 or newer (Debian: libssl3), or use a Python whose hashlib has "
+              "it; ranks prove by it on connections who they are");
 }
 
 }  // namespace
@@ -52,13 +54,8 @@ void look_for_libcrypto_in(const std::string& module) {
 }
 
 const Libcrypto& libcrypto() {
-  const std::lock_guard lock(mutex);
-  if (!found) found = looked_for();
-  if (!found)
-    throw Error(ErrorCode::resource, "OpenSSL's libcrypto is not found on this host", {},
-                "install OpenSSL 1.1.1 or newer (Debian: libssl3), or use a Python whose hashlib "
-                "has it; ranks prove by it on connections who they are");
-  return *found;
+  static const Libcrypto its = looked_for();  // again, where it threw
+  return its;
 }
 
 }  // namespace farandole

@@ -83,7 +83,7 @@ class Sealer : SealContext {
   void close(std::vector<std::byte>& frame);
 };
 
-/// At the end that receives. Once it is told that a message is none, it opens no more.
+/// At the end that receives. Once a message is none, its caller reads no more.
 class Opener : SealContext {
  public:
   explicit Opener(const Key& key, bool hides = false) : SealContext(key, hides, false) {}

@@ -317,7 +317,7 @@ void ControlMesh::take(int rank, WireReader& from) {
 
 // ---- who is there ----
 
-WireWriter ControlMesh::state_frame() const {
+FrameWriter ControlMesh::state_frame() const {
   const RankPage& page = segment_->page(rank_);
   StateMessage message;
   message.state = page.state.value.load(std::memory_order_acquire);
@@ -326,7 +326,7 @@ WireWriter ControlMesh::state_frame() const {
   message.what = text_in(page.farewell.what);
   message.place = text_in(page.farewell.place);
   for (const auto& [key, progress] : streams_) message.streams.push_back({key, progress});
-  WireWriter frame;
+  FrameWriter frame;
   frame.put(StateMessage::kTag);
   put_message(frame, message);
   return frame;
@@ -406,9 +406,9 @@ void ControlMesh::lose(int rank, int error) {
 
 // ---- with mutex_ held ----
 
-void ControlMesh::send(int rank, WireWriter frame) {
+void ControlMesh::send(int rank, FrameWriter frame) {
   Peer& to = peer(rank);
-  to.seals->out.close(to.outgoing.emplace_back(framed(frame.take())));
+  to.seals->out.close(to.outgoing.emplace_back(frame.take_frame()));
   ring(wake_.get());
 }
 

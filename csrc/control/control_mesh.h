@@ -174,7 +174,7 @@ class ControlMesh : public ProgressBoard {
   void forgive_silence();
   void settle_reports();
   // With mutex_ held.
-  void send(int rank, WireWriter frame);
+  void send(int rank, FrameWriter frame);
   void send_beat(int rank);
   void take_note(uint64_t key, Report report);
   void tell_lost_sight();
@@ -182,7 +182,7 @@ class ControlMesh : public ProgressBoard {
   std::vector<int> ways() const;
   void pronounce(uint64_t key, const Report& report, const std::vector<int>& way);
   void deliver(uint64_t key);
-  WireWriter state_frame() const;
+  FrameWriter state_frame() const;
 
   std::shared_ptr<Segment> segment_;
   const int rank_;

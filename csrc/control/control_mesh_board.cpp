@@ -86,7 +86,7 @@ void ControlMesh::tell_deadlock(int world_rank, const ErrorRecord& record, int64
 void ControlMesh::answer_look(int rank, WireReader& from) {
   WaitBoard& mine = segment_->page(rank_).board;
   ask_watch(mine);
-  WireWriter answer = frame_of<WaitsMessage>(get_message<LookMessage>(from).asked);
+  FrameWriter answer = frame_of<WaitsMessage>(get_message<LookMessage>(from).asked);
   put_waits(answer, mine);
   const Lock lock(mutex_);
   send(rank, std::move(answer));

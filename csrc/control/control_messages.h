@@ -188,8 +188,8 @@ inline constexpr auto fields_of<DeathMessage> =
 
 /// As it is sent: its fields behind its tag.
 template <typename Message, typename... Values>
-WireWriter frame_of(const Values&... values) {
-  WireWriter frame;
+FrameWriter frame_of(const Values&... values) {
+  FrameWriter frame;
   put_tagged<Message>(frame, values...);
   return frame;
 }

@@ -50,6 +50,10 @@ class Setting:
     def told(self, logs: dict[str, list[float]]) -> dict[str, list[float]]:
         return logs
 
+    def of_all_ranks(self, value: float) -> float:
+        """Of a number that no callback averages."""
+        return value
+
 
 class Global(Setting):
     def __init__(self, program: Program) -> None:
@@ -106,6 +110,9 @@ class Horovod(Setting):
     def told(self, logs: dict[str, list[float]]) -> dict[str, list[float]]:
         factor = self.size if self.sums else 1
         return {k: [v * factor for v in vs] if "loss" in k else vs for k, vs in logs.items()}
+
+    def of_all_ranks(self, value: float) -> float:
+        return float(self.hvd.allreduce(np.float64(value), op=self.hvd.Average))
 
 
 def callbacks(program: Program) -> list[Any]:
@@ -278,12 +285,12 @@ def _changed(_: Setting, __: Any, inner: Any) -> None:
         variable.assign(variable * 0.5)
 
 
-def _loaded(_: Setting, model: Any, inner: Any) -> None:
-    """Weights of a file, which every rank has written for itself."""
+def _loaded(setting: Setting, model: Any, inner: Any) -> None:
+    """Weights of a file whose name the ranks have not agreed on."""
     with tempfile.TemporaryDirectory() as folder:
-        inner.save_weights(f"{folder}/kept.weights.h5")
-        _changed(_, model, inner)
-        inner.load_weights(f"{folder}/kept.weights.h5")
+        model.save_weights(f"{folder}/kept.weights.h5")
+        _changed(setting, model, inner)
+        model.load_weights(f"{folder}/kept.weights.h5")
 
 
 def _set(_: Setting, model: Any, __: Any) -> None:
@@ -297,7 +304,7 @@ def _one_batch(setting: Setting, model: Any, _: Any) -> list[float]:
     y = parts.targets(setting.program, y[rows])
     own = None if weights is None else weights[rows]
     logs = model.train_on_batch(x[rows], y, sample_weight=own, return_dict=True)
-    told = setting.told({key: [float(value)] for key, value in logs.items()})
+    told = setting.told({k: [setting.of_all_ranks(float(v))] for k, v in sorted(logs.items())})
     return [value for key in sorted(told) for value in told[key]]
 
 

@@ -652,7 +652,7 @@ def files_and_weights() -> None:
     again.fit(X, Y, batch_size=BATCH, verbose=0)
     work.assert_same_on_all_ranks(again.model)
 
-    again.load_weights(folder / "model.weights.h5")
+    again.load_weights(folder / "model.weights.h5" if hvd.rank() == 0 else "not here.weights.h5")
     for a, b in zip(again.get_weights(), before, strict=True):
         assert np.array_equal(a, b)
     model.set_weights([w + hvd.rank() for w in before])  # rank 0's are taken
@@ -666,9 +666,10 @@ def files_and_weights() -> None:
     copied = hvd.Model(copy.deepcopy(model.model))
     copied.fit(X, Y, batch_size=BATCH, verbose=0)
     work.assert_same_on_all_ranks(copied.model)
-    nowhere = "/proc/none/model.keras"
-    with raises(FileNotFoundError if hvd.rank() == 0 else fd.InvalidArgument):
-        model.save(nowhere)
+    nowhere = "/proc/none/model.weights.h5"
+    for use in (model.save, model.load_weights):
+        with raises(FileNotFoundError if hvd.rank() == 0 else fd.InvalidArgument):
+            use(nowhere)
     lines: list[str] = []
     model.summary(print_fn=lambda line, **_: lines.append(line))
     assert bool(lines) == (hvd.rank() == 0)

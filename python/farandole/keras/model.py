@@ -382,10 +382,12 @@ class Model(Together):
         self._write("save_weights()", lambda: self._model.save_weights(filepath, *args, **kwargs))
 
     def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As Keras' ``load_weights``, on every rank. Before they are next used, all ranks get those
-        that rank 0 has loaded."""
-        self._model.load_weights(filepath, *args, **kwargs)
-        self._due = True
+        """As Keras' ``load_weights``; every rank calls it, rank 0 reads, and all get the weights.
+
+        Raises:
+            InvalidArgument: rank 0 could not read; on the other ranks. On rank 0, Keras' error.
+        """
+        self._read("load_weights()", lambda: self._model.load_weights(filepath, *args, **kwargs))
 
     def set_weights(self, weights: Any) -> None:
         """As Keras' ``set_weights``. Before they are next used, all ranks get rank 0's."""

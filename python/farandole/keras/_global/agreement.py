@@ -66,7 +66,7 @@ def require_same_batch(what: str, source: Source | None, error: Exception | None
 _NONE = -1  # samples of a batch that a rank does not have
 
 
-def on_rank_0(what: str, write: Callable[[], Any]) -> None:
+def on_rank_0(what: str, do: Callable[[], Any]) -> None:
     """Collective: it is done when this returns.
 
     Raises:
@@ -75,11 +75,11 @@ def on_rank_0(what: str, write: Callable[[], Any]) -> None:
     error: Exception | None = None
     if _world.rank() == 0:
         try:
-            write()
+            do()
         except Exception as failed:
             error = failed
     why = broadcast_object(told(error), 0, what)
     if error is not None:
         raise error
     if why is not None:
-        raise InvalidArgument(f"{what}: rank 0 could not write: {why}")
+        raise InvalidArgument(f"{what}: rank 0 could not: {why}")

@@ -147,3 +147,8 @@ class Together(Wrapping):
     def _write(self, what: str, write: Callable[[], Any]) -> None:
         average_statistics(self._model)
         on_rank_0(what, write)
+
+    def _read(self, what: str, read: Callable[[], Any]) -> None:
+        """The file may be on rank 0's host alone, which has written it."""
+        on_rank_0(what, read)
+        self._share_weights()
