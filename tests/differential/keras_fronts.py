@@ -109,7 +109,8 @@ class Horovod(Setting):
 
     def told(self, logs: dict[str, list[float]]) -> dict[str, list[float]]:
         factor = self.size if self.sums else 1
-        return {k: [v * factor for v in vs] if "loss" in k else vs for k, vs in logs.items()}
+        sums = [k for k in logs if "loss" in k or k == "own"]
+        return logs | {k: [v * factor for v in logs[k]] for k in sums}
 
     def of_all_ranks(self, value: float) -> float:
         return float(self.hvd.allreduce(np.float64(value), op=self.hvd.Average))

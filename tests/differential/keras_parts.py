@@ -45,7 +45,8 @@ def normal(**options: Any) -> Any:
     from keras import Input, Sequential, layers
 
     norm = layers.BatchNormalization(**options)
-    body = [layers.Dense(6), norm, layers.Activation("tanh"), layers.Dense(2, activation="sigmoid")]
+    # No bias before it: its gradient is 0 but for rounding, which Adam would magnify.
+    body = [layers.Dense(6, use_bias=False), norm, layers.Activation("tanh"), layers.Dense(2, activation="sigmoid")]
     return Sequential([Input((WIDTH,)), *body])
 
 

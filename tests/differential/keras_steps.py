@@ -85,7 +85,8 @@ def _jax_step(self: Any, state: Any, data: Any) -> Any:
 
 def divided_step(inner: Any, by: str) -> Any:
     """Its loss is this replica's share, as TensorFlow's guide to strategies has it: the sum over
-    samples divided by the global "batch", or their mean divided by the "replicas"."""
+    samples divided by the global "batch", by a function of TensorFlow's or by the program's own
+    "division"; or their mean divided by the "replicas". Or it is the "mean" of what there is."""
     import keras
     import tensorflow as tf
     from programs import BATCH
@@ -105,12 +106,16 @@ def divided_step(inner: Any, by: str) -> Any:
                 each = tf.reduce_mean(tf.square(y - self(x, training=True)), -1)
                 if by == "batch":
                     loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
+                elif by == "division":
+                    loss = tf.reduce_sum(each) * (1.0 / BATCH)
+                elif by == "mean":
+                    loss = tf.reduce_sum(each) / tf.cast(tf.shape(x)[0], tf.float32)
                 else:
                     replicas = tf.distribute.get_strategy().num_replicas_in_sync
                     loss = tf.reduce_mean(each) / replicas
             gradients = tape.gradient(loss, variables)
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-            return {"one": tf.constant(1.0)}  # Keras needs a number
+            return {"own": loss}
 
     return Divided()
 

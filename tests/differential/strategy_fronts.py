@@ -29,6 +29,8 @@ STRATEGIES = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorage
 
 STEPS: dict[str, Callable[[], Any]] = {
     "own_average": lambda: keras_steps.divided_step(parts.dense(), "batch"),
+    "own_sum": lambda: keras_steps.divided_step(parts.dense(), "division"),
+    "own_quotient": lambda: keras_steps.divided_step(parts.dense(), "mean"),
     "own_mean": lambda: keras_steps.divided_step(parts.dense(), "replicas"),
 }
 

@@ -58,6 +58,9 @@ ONCE_WRONG = [
     # A loss for each sample was refused.
     "front=keras.model_tensorflow loss=none model=own_step",
     "front=strategy.fit loss=none batches=uneven",
+    # A sum over samples that the program divides by itself was taken for their mean.
+    "front=strategy.fit model=own_sum batches=uneven",
+    "front=strategy.fit model=own_sum run=eager",
     # Numbers that a step returns were not weighed by samples.
     "front=keras.model_tensorflow model=own_step batches=one metrics=true_positives",
     "front=keras.model_jax model=own_step batches=one metrics=precision",

@@ -2,7 +2,8 @@
 
 Gradients are averaged there by the weight of each rank's samples, which is right for a mean over
 them. What it gives is a sum over these, by a number of all; so it gets the factor that a loss with
-``reduction="sum"`` has (losses.py).
+``reduction="sum"`` has (losses.py). A sum that the program divides by itself is found in its graph
+(loss_kinds.py), and its gradients get the factor.
 """
 
 from __future__ import annotations
@@ -39,6 +40,21 @@ def learn() -> None:
         return loss * tf.cast(total / count, loss.dtype)
 
     tf.nn.compute_average_loss = tf.autograph.experimental.do_not_convert(compute_average_loss)
+    _learn_of_tapes(tf)
+
+
+def _learn_of_tapes(tf: Any) -> None:
+    """What a step differentiates is its loss."""
+    own = tf.GradientTape.gradient
+
+    @wraps(own)
+    def gradient(self: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        steps = running()
+        if steps is not None and steps.weighs_gradients:
+            steps.see_losses(tf.nest.flatten(target))
+        return own(self, target, *args, **kwargs)
+
+    tf.GradientTape.gradient = gradient
 
 
 def _learn_of_losses() -> None:

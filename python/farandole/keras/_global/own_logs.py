@@ -31,6 +31,7 @@ def of_part(logs: Any, results: Results, steps: Steps) -> Results | None:
     weight = steps.weight("float32")
     if keras.backend.backend() == "torch" and float(weight) == 1.0:
         return None
+    factors = {name: steps.factor_of(value) for name, value in logs.items()}
     known = results()
     are_results = {
         name: _equal(value, known[name]) for name, value in logs.items() if name in known
@@ -38,7 +39,7 @@ def of_part(logs: Any, results: Results, steps: Steps) -> Results | None:
 
     def weighed() -> dict[str, Any]:
         kept = results()
-        ours = {name: _times(value, weight) for name, value in logs.items()}
+        ours = {name: _times(value, weight * factors[name]) for name, value in logs.items()}
         for name, is_result in are_results.items():
             if is_result is not None:
                 ours[name] = keras.ops.where(is_result, kept[name], ours[name])

@@ -35,6 +35,7 @@ import numpy as np
 from farandole import _world
 from farandole.data import Share
 from farandole.data._logical import Block
+from farandole.keras._global.loss_kinds import Kind, Seen, kind_of, trace
 
 _BATCH, _SHARE, _TOTAL = "farandole batch", "farandole share", "farandole total"
 OUTPUTS = "farandole outputs"
@@ -92,6 +93,9 @@ class Steps:
         self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
         self.weighs_gradients = False  # and not the loss
         self.knows_loss = False  # inside a step: that its loss is no sum over the rank's samples
+        self._losses: list[tuple[Any, Kind | None]] = []  # inside a step of the user's own
+        self._first: Kind | None = None  # of a step that runs eagerly: its first loss, once traced
+        self._is_traced = self._is_tracing = False
         self._has_told = False
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
@@ -133,9 +137,54 @@ class Steps:
         self._tell_of_loss()
         return [self._one_weighed(gradient) for gradient in ours]
 
+    # ---- losses of a step of the user's own, on TensorFlow ----
+
+    def trace(self, step: Callable[[Any], Any], batch: Any) -> None:
+        """Before a step that runs eagerly, once: a graph shows what its first loss is."""
+        if self._is_traced or not self.weighs_gradients:
+            return
+        self._is_traced = self._is_tracing = True
+        share = self.share
+
+        def traced(batch: Any, share: Any) -> None:
+            self.share = share  # no constant of the graph
+            step(batch)
+
+        try:
+            trace(traced, batch, share)
+        finally:
+            self.share, self._is_tracing = share, False
+
+    def see_losses(self, losses: list[Any]) -> None:
+        """They are differentiated."""
+        for loss in losses:
+            kind = kind_of(loss)
+            if self._is_tracing:
+                self._first = kind
+                raise Seen
+            if not hasattr(loss, "graph") and not self._losses:
+                kind = self._first
+            self._losses.append((loss, kind))
+
+    def factor_of(self, value: Any) -> Any:
+        """Beside the weight, of a number that the step computes."""
+        known = next((kind for loss, kind in self._losses if loss is value), None)
+        return self._factor(known or kind_of(value))
+
+    def _factor(self, kind: Kind | None) -> Any:
+        if kind is not Kind.SUM:
+            return 1.0
+        count, total = self.count_and_total()
+        return total / count
+
+    def _kind_of_losses(self) -> Kind | None:
+        """Nobody knows which gradient is of which."""
+        kinds = {kind for _, kind in self._losses}
+        return kinds.pop() if len(kinds) == 1 else None
+
     def _tell_of_loss(self) -> None:
-        """Nobody sees what a loss of the program's own does with samples: it may be a sum."""
-        if self.knows_loss or self._has_told or _world.rank() != 0 or _world.size() == 1:
+        """What a loss of the program's own does with samples is not seen everywhere."""
+        if self.knows_loss or self._kind_of_losses() is not None or self._has_told or _world.rank() != 0 or _world.size() == 1:
             return
         self._has_told = True
         print(
@@ -155,7 +204,9 @@ class Steps:
             return type(gradient)(values, gradient.indices, gradient.dense_shape)
         dtype = keras.backend.standardize_dtype(gradient.dtype)
         exact = dtype if dtype == "float64" else "float32"
-        return keras.ops.cast(keras.ops.cast(gradient, exact) * self.weight(exact), dtype)
+        factor = self._factor(self._kind_of_losses())
+        weight = self.weight(exact) * keras.ops.cast(factor, exact)
+        return keras.ops.cast(keras.ops.cast(gradient, exact) * weight, dtype)
 
     @contextmanager
     def hooked(self, variables: Iterable[Any]) -> Iterator[None]:
@@ -176,6 +227,7 @@ class Steps:
     def of(self, share: Any, total: int | None = None) -> Iterator[None]:
         self.share, self.total = share, total
         self.knows_loss = False
+        self._losses = []
         _running.append(self)
         try:
             yield

@@ -1,0 +1,109 @@
+"""What a loss of the program's own does with samples, read off TensorFlow's graph."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+for package in ("tensorflow", "keras"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
+
+import tensorflow as tf
+from rank_cases import make_tests, on_ranks
+
+GLOBAL = 12
+
+
+def each(x: Any) -> Any:
+    return tf.reduce_mean(tf.square(x), -1)
+
+
+def count(x: Any) -> Any:
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+weight = None  # made where TensorFlow may begin
+
+
+def penalty() -> Any:
+    return 0.1 * tf.nn.l2_loss(weight)
+
+
+MEANS: dict[str, Callable[[Any], Any]] = {
+    "of all": lambda x: tf.reduce_mean(tf.square(x)),
+    "of samples": lambda x: tf.reduce_mean(each(x)),
+    "by a number": lambda x: tf.reduce_mean(each(x)) / 3,
+    "by a count": lambda x: tf.reduce_sum(each(x)) / count(x),
+    "by a factor": lambda x: tf.reduce_sum(each(x)) * (1 / count(x)),
+    "by a size": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
+    "sample by sample": lambda x: tf.reduce_sum(each(x) / count(x)),
+    "of outputs": lambda x: tf.reduce_sum(tf.reduce_mean(tf.square(x), 0)),
+    "penalized": lambda x: tf.reduce_mean(each(x)) + penalty(),
+    "of several": lambda x: tf.reduce_mean(each(x)) - 0.5 * tf.reduce_mean(x),
+    "of a library": lambda x: tf.reduce_mean(
+        tf.nn.softmax_cross_entropy_with_logits(labels=x, logits=x * weight)
+    ),
+}
+SUMS: dict[str, Callable[[Any], Any]] = {
+    "by a number": lambda x: tf.reduce_sum(each(x)) / GLOBAL,
+    "by a factor": lambda x: (1.0 / GLOBAL) * tf.reduce_sum(each(x)),
+    "sample by sample": lambda x: tf.reduce_sum(each(x) / GLOBAL),
+    "undivided": lambda x: -tf.reduce_sum(x),
+    "penalized": lambda x: tf.add_n([tf.reduce_sum(each(x)) / GLOBAL, penalty()]),
+    "of outputs": lambda x: tf.reduce_mean(tf.reduce_sum(tf.square(x), 0)) / GLOBAL,
+    "of a weight": lambda x: tf.reduce_sum(each(x * weight)) / GLOBAL,
+}
+UNKNOWN: dict[str, Callable[[Any], Any]] = {
+    "a root": lambda x: tf.sqrt(tf.reduce_sum(each(x))),
+    "a mean and a sum": lambda x: tf.reduce_mean(each(x)) + tf.reduce_sum(each(x)),
+    "by what samples have": lambda x: tf.reduce_sum(each(x)) / tf.reduce_sum(tf.abs(x)),
+    "a product": lambda x: tf.reduce_mean(each(x)) * tf.reduce_mean(x),
+    "in a function": lambda x: tf.function(lambda x: tf.reduce_sum(x))(x),
+    "no number": lambda x: each(x),
+    "a penalty": lambda _: penalty(),
+}
+
+
+@on_ranks(1)
+def a_loss_is_a_mean_or_a_sum_or_not_understood() -> None:
+    from farandole.keras._global.loss_kinds import Kind, kind_of
+
+    global weight
+    weight = tf.Variable([1.0, 2.0])
+    found: dict[tuple[str, str], Any] = {}
+    tables = {"mean": MEANS, "sum": SUMS, "unknown": UNKNOWN}
+
+    @tf.function
+    def step(x: Any) -> None:
+        for kind, table in tables.items():
+            for name, loss in table.items():
+                found[kind, name] = kind_of(loss(x))
+
+    step.get_concrete_function(tf.TensorSpec([None, 2]))
+    right = {"mean": Kind.MEAN, "sum": Kind.SUM, "unknown": None}
+    wrong = {key: kind for key, kind in found.items() if kind is not right[key[0]]}
+    assert len(found) == len(MEANS) + len(SUMS) + len(UNKNOWN)
+    assert not wrong
+
+
+@on_ranks(1)
+def nothing_is_known_without_a_graph_or_of_batches_of_one_size() -> None:
+    from farandole.keras._global.loss_kinds import kind_of
+
+    x = tf.ones((4, 2))
+    assert kind_of(tf.reduce_sum(x) / GLOBAL) is None
+    found: list[Any] = []
+
+    @tf.function
+    def step(x: Any) -> None:
+        found.append(kind_of(tf.reduce_sum(x) / GLOBAL))
+
+    step.get_concrete_function(tf.TensorSpec([4, 2]))
+    assert found == [None]
+
+
+test_on_ranks = make_tests(__name__, "tensorflow")
