@@ -46,8 +46,8 @@ def normal(**options: Any) -> Any:
 
     norm = layers.BatchNormalization(**options)
     # No bias before it: its gradient is 0 but for rounding, which Adam would magnify.
-    body = [layers.Dense(6, use_bias=False), norm, layers.Activation("tanh"), layers.Dense(2, activation="sigmoid")]
-    return Sequential([Input((WIDTH,)), *body])
+    head = [layers.Activation("tanh"), layers.Dense(2, activation="sigmoid")]
+    return Sequential([Input((WIDTH,)), layers.Dense(6, use_bias=False), norm, *head])
 
 
 def frozen_norm() -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-for package in ("tensorflow", "keras"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed", allow_module_level=True)
+pytest.importorskip("tensorflow")
+pytest.importorskip("keras")
 
 import tensorflow as tf
 from rank_cases import make_tests, on_ranks

@@ -318,7 +318,7 @@ def training_steps_of_ones_own_may_compute_their_loss_in_any_way() -> None:
 
 @on_ranks(2)
 def a_loss_that_may_be_a_sum_is_told_of() -> None:
-    """Nobody sees what a loss of the program's own does with the samples."""
+    """What a loss of the program's own does with the samples is not seen in a function."""
 
     class Own(keras.Model):  # type: ignore[misc, name-defined]
         loss_of: Any = None
@@ -345,11 +345,14 @@ def a_loss_that_may_be_a_sum_is_told_of() -> None:
         return told.getvalue()
 
     each = lambda y, out: tf.reduce_mean(tf.square(y - out), -1)  # noqa: E731
-    told = said(lambda _, y, out: tf.reduce_sum(each(y, out)) / BATCH)
+    hidden = tf.function(lambda y, out: tf.reduce_sum(each(y, out)) / BATCH)
+    told = said(lambda _, y, out: hidden(y, out))
     assert told.count("is taken for a mean") == (fd.rank() == 0)
     for known in (
         lambda model, y, out: model.optimizer.scale_loss(tf.reduce_mean(each(y, out))),
         lambda model, y, out: model.compute_loss(y=y, y_pred=out),
+        lambda _, y, out: tf.reduce_sum(each(y, out)) / BATCH,
+        lambda _, y, out: tf.reduce_mean(each(y, out)),
         lambda _, y, out: keras.losses.MeanSquaredError()(y, out),
         lambda _, y, out: tf.nn.compute_average_loss(each(y, out), global_batch_size=BATCH),
     ):

@@ -184,7 +184,8 @@ class Steps:
 
     def _tell_of_loss(self) -> None:
         """What a loss of the program's own does with samples is not seen everywhere."""
-        if self.knows_loss or self._kind_of_losses() is not None or self._has_told or _world.rank() != 0 or _world.size() == 1:
+        known = self.knows_loss or self._kind_of_losses() is not None
+        if known or self._has_told or _world.rank() != 0 or _world.size() == 1:
             return
         self._has_told = True
         print(
