@@ -58,6 +58,9 @@ ONCE_WRONG = [
     # A loss for each sample was refused.
     "front=keras.model_tensorflow loss=none model=own_step",
     "front=strategy.fit loss=none batches=uneven",
+    # Gradients that rank 0 had added up were given to all, where a second fit() began.
+    "front=keras.horovod_torch optimizer=accumulate midway=evaluate",
+    "front=keras.model_torch optimizer=accumulate midway=set_weights",
     # A sum over samples that the program divides by itself was taken for their mean.
     "front=strategy.fit model=own_sum batches=uneven",
     "front=strategy.fit model=own_sum run=eager",

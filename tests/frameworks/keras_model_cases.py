@@ -679,6 +679,29 @@ def files_and_weights() -> None:
     assert distributed_in(pickle.loads(pickle.dumps(model.model)).optimizer) is not None
 
 
+def value_of(variable: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+@on_ranks(2, 3)
+def a_file_of_a_window_that_is_open_is_that_of_one_process() -> None:
+    """Each rank's gradients wait for those of the next batch."""
+    folder = Path(broadcast_object(tempfile.mkdtemp(), 0, "folder"))
+
+    def trained(wrap: Callable[[Any], Any]) -> Any:
+        model = wrap(net())
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=5), "mse")
+        model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, shuffle=False, verbose=0)
+        return model
+
+    trained(hvd.Model).save(folder / "model.keras")
+    alone = trained(lambda model: model).optimizer._accumulated_gradients
+    found = keras.models.load_model(folder / "model.keras").optimizer._accumulated_gradients
+    for got, right in zip(found, alone, strict=True):
+        assert np.abs(value_of(right)).max() > 0
+        np.testing.assert_allclose(value_of(got), value_of(right), rtol=1e-4, atol=1e-7)
+
+
 @on_ranks(2)
 def several_ways_to_compile() -> None:
     def fit(model: Any, _: bool) -> Any:

@@ -19,6 +19,7 @@ from farandole import _world
 from farandole._arguments import checked, printable
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, compare
+from farandole.keras._accumulated import accumulated_for, share_all
 from farandole.keras._bases import Callback, ModelCheckpoint
 from farandole.keras._exchange import rows_of
 from farandole.keras._learning_rate import set_learning_rate
@@ -103,12 +104,18 @@ class BroadcastGlobalVariablesCallback(_Callback):
         model, optimizer = self.model, self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)  # TensorFlow leaves it to the first batch
-        state = optimizer.variables if optimizer is not None else []
-        broadcast_variables(self._shared([*model.weights, *state]), self.root_rank)
+        optimizers = [] if optimizer is None else [optimizer]
+        variables = [*model.weights, *(v for each in optimizers for v in each.variables)]
+        local = [g for each in optimizers for g in accumulated_for(each, self.local_variables)]
+        share_all(
+            self._shared(variables, local),
+            optimizers,
+            lambda ours: broadcast_variables(ours, self.root_rank),
+        )
 
-    def _shared(self, variables: list[Any]) -> list[Any]:
-        local = {id(v) for v in self.local_variables}
-        return [v for v in variables if id(v) not in local]
+    def _shared(self, variables: list[Any], local: Iterable[Any] = ()) -> list[Any]:
+        own = {id(v) for v in (*self.local_variables, *local)}
+        return [v for v in variables if id(v) not in own]
 
 
 class MetricAverageCallback(_Callback):

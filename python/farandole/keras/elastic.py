@@ -19,6 +19,7 @@ from farandole._core import Error, InvalidArgument
 from farandole.common._variables_state import ModelState
 from farandole.common._worlds import Framework
 from farandole.common.elastic import run_fn
+from farandole.keras._accumulated import share_all
 from farandole.keras._bases import Callback
 from farandole.keras.values import broadcast_variables
 
@@ -104,7 +105,8 @@ class KerasState(ModelState):
         return [_copied(variable) for variable in variables]
 
     def _share(self, variables: Sequence[Any]) -> None:
-        broadcast_variables(variables, root_rank=0)
+        optimizers = [] if self.optimizer is None else [self.optimizer]
+        share_all(variables, optimizers, lambda ours: broadcast_variables(ours, root_rank=0))
 
 
 def _copied(variable: Any) -> Any:

@@ -109,6 +109,10 @@ class SharedModel(Model):
         own = super()._state_of(optimizer)
         return [v for v in own if not getattr(raw(v), "is_state", False)]
 
+    def _accumulated_of(self, optimizer: Any) -> list[Any]:
+        own = super()._accumulated_of(optimizer)
+        return [v for v in own if not getattr(raw(v), "is_state", False)]
+
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         with self.called_plainly():
             super().load_weights(*args, **kwargs)

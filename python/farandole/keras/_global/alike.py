@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.data._logical import Block
+from farandole.keras._accumulated import inner_of
 from farandole.keras._exchange import Alike, label_of
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.normalization import Normalization
@@ -20,17 +21,9 @@ def weights_alike(model: Any, block: Block | None, normalization: Normalization)
     return [*made_trainable, *seed_states(model)]
 
 
-def state_alike(optimizer: Any) -> list[Any]:
-    """But what it accumulates, which is each rank's own before it is reduced."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    own = set(map(id, getattr(inner, "_accumulated_gradients", ())))
-    return [v for v in optimizer.variables if id(v) not in own]
-
-
 def rows_of_alike(optimizer: Any, weights: list[Any], state: list[Any]) -> list[Alike]:
     """Each once, without those that it updates."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    updated = set(map(id, inner._trainable_variables))
+    updated = set(map(id, inner_of(optimizer)._trainable_variables))
     others = {id(v): v for v in weights if id(v) not in updated}
     kinds = [*((v, False) for v in others.values()), *((v, True) for v in state)]
     return [

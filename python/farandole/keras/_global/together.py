@@ -9,6 +9,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import agree
 from farandole.data._tree import samples
+from farandole.keras._accumulated import accumulated_of, average_accumulated, share_all
 from farandole.keras._global.agreement import (
     ADVICE,
     Prepared,
@@ -77,10 +78,14 @@ class Together(Wrapping):
         model = self._model
         optimizers = [*self._others, model.optimizer if model.compiled else None]
         there = [each for each in optimizers if each is not None and each.built]
-        state = [variable for each in there for variable in each.variables]
         if _world.size() > 1:
             seeds = [] if self._block is None else seed_states(model)
-            self._send_weights([*model.weights, *state, *seeds])
+            state = [variable for each in there for variable in each.variables]
+            every = [*model.weights, *state, *seeds]
+            share_all(every, there, self._send_weights, self._accumulated_of)
+
+    def _accumulated_of(self, optimizer: Any) -> list[Any]:
+        return accumulated_of(optimizer)
 
     def _send_weights(self, variables: list[Any]) -> None:
         broadcast_variables(variables, 0)
@@ -146,6 +151,9 @@ class Together(Wrapping):
 
     def _write(self, what: str, write: Callable[[], Any]) -> None:
         average_statistics(self._model)
+        optimizer = self._model.optimizer if self._model.compiled else None
+        if optimizer is not None and optimizer.built:
+            average_accumulated(optimizer, self._accumulated_of(optimizer))
         on_rank_0(what, write)
 
     def _read(self, what: str, read: Callable[[], Any]) -> None:
