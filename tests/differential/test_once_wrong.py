@@ -35,6 +35,7 @@ ONCE_WRONG = [
     "front=torch.hook model=mixed_layout",
     "front=torch.hook model=mixed_layout optimizer=adam_fused",
     "front=torch.hook model=conv weights=other_layout optimizer=adam_fused",
+    "front=torch.hook model=nothing_to_train weights=unfreeze touch=clip",
     # Norms rounded by the order in which a rank has its elements.
     "front=torch.hook model=mixed_layout touch=clip optimizer=momentum",
     # A subclass of BatchNorm lost its forward and its parameter.

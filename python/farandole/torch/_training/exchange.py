@@ -363,6 +363,9 @@ class GradientExchange(Hooked):
     def reduce_now(self) -> None:
         self.synchronize()
 
+    def managed(self) -> list[torch.Tensor]:
+        return [*self.parameters, *(p for _, p in self._plan.unfrozen())]
+
     def awaits(self, p: torch.Tensor) -> bool:
         """Whether a gradient that this parameter gets now would still have to be reduced, where
         others are `reduced`."""

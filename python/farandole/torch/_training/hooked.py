@@ -87,6 +87,10 @@ class Hooked:
     def reduce_now(self) -> None:
         """Collective: reduces them, where they are due."""
 
+    def managed(self) -> list[torch.Tensor]:
+        """The parameters whose gradients it reduces, also those of which it has not heard yet."""
+        return self.parameters
+
     def hear(self) -> None:
         """Called once, when all ranks have agreed to it."""
         take_over(self.parameters)
