@@ -139,7 +139,4 @@ class TensorFlowKerasState(ModelState):
         super().__init__(model, optimizer, **kwargs)
 
     def _share(self, variables: Sequence[Any]) -> None:
-        from farandole.keras._accumulated import share_all  # Keras is there: a model of it is
-
-        optimizers = [] if self.optimizer is None else [self.optimizer]
-        share_all(variables, optimizers, lambda ours: broadcast_variables(ours, root_rank=0))
+        broadcast_variables(variables, root_rank=0)
