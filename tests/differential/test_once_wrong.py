@@ -64,7 +64,6 @@ ONCE_WRONG = [
     "front=keras.model_torch optimizer=accumulate midway=set_weights",
     # A sum over samples that the program divides by itself was taken for their mean.
     "front=strategy.fit model=own_sum batches=uneven",
-    "front=strategy.fit model=own_sum run=eager",
     # Numbers that a step returns were not weighed by samples.
     "front=keras.model_tensorflow model=own_step batches=one metrics=true_positives",
     "front=keras.model_jax model=own_step batches=one metrics=precision",

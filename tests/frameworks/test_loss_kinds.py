@@ -35,25 +35,22 @@ MEANS: dict[str, Callable[[Any], Any]] = {
     "of all": lambda x: tf.reduce_mean(tf.square(x)),
     "of samples": lambda x: tf.reduce_mean(each(x)),
     "by a number": lambda x: tf.reduce_mean(each(x)) / 3,
-    "by a count": lambda x: tf.reduce_sum(each(x)) / count(x),
-    "by a factor": lambda x: tf.reduce_sum(each(x)) * (1 / count(x)),
-    "by a size": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
-    "sample by sample": lambda x: tf.reduce_sum(each(x) / count(x)),
     "of outputs": lambda x: tf.reduce_sum(tf.reduce_mean(tf.square(x), 0)),
     "penalized": lambda x: tf.reduce_mean(each(x)) + penalty(),
     "of several": lambda x: tf.reduce_mean(each(x)) - 0.5 * tf.reduce_mean(x),
-    "of a library": lambda x: tf.reduce_mean(
-        tf.nn.softmax_cross_entropy_with_logits(labels=x, logits=x * weight)
-    ),
 }
 SUMS: dict[str, Callable[[Any], Any]] = {
     "by a number": lambda x: tf.reduce_sum(each(x)) / GLOBAL,
     "by a factor": lambda x: (1.0 / GLOBAL) * tf.reduce_sum(each(x)),
     "sample by sample": lambda x: tf.reduce_sum(each(x) / GLOBAL),
     "undivided": lambda x: -tf.reduce_sum(x),
-    "penalized": lambda x: tf.add_n([tf.reduce_sum(each(x)) / GLOBAL, penalty()]),
     "of outputs": lambda x: tf.reduce_mean(tf.reduce_sum(tf.square(x), 0)) / GLOBAL,
     "of a weight": lambda x: tf.reduce_sum(each(x * weight)) / GLOBAL,
+    "of a layer": lambda x: tf.reduce_sum(
+        tf.nn.relu(tf.matmul(x, tf.reshape(weight, (2, 1))) + 1.0)[:, 0] / GLOBAL
+    ),
+    "clipped": lambda x: tf.reduce_sum(tf.clip_by_value(each(x), 0.0, 1.0)) / GLOBAL,
+    "flattened": lambda x: tf.reduce_sum(tf.reshape(x, (-1, 1, 2))) / GLOBAL,
 }
 UNKNOWN: dict[str, Callable[[Any], Any]] = {
     "a root": lambda x: tf.sqrt(tf.reduce_sum(each(x))),
@@ -63,6 +60,25 @@ UNKNOWN: dict[str, Callable[[Any], Any]] = {
     "in a function": lambda x: tf.function(lambda x: tf.reduce_sum(x))(x),
     "no number": lambda x: each(x),
     "a penalty": lambda _: penalty(),
+    "a sum and a penalty": lambda x: tf.reduce_sum(each(x)) / GLOBAL + penalty(),
+    # Divided by what follows from a shape, which may be that of samples.
+    "by a count": lambda x: tf.reduce_sum(each(x)) / count(x),
+    "by a width": lambda x: tf.reduce_sum(x) / (GLOBAL * tf.cast(tf.shape(x)[1], tf.float32)),
+    "by a size": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
+    "sample by sample": lambda x: tf.reduce_sum(each(x) / count(x)),
+    # What is mixed has divisors of its own, or is of pairs.
+    "a mask": lambda x: tf.reduce_mean(tf.boolean_mask(each(x), x[:, 0] > 0)),
+    "weights by their sum": lambda x: tf.reduce_sum(
+        each(x) * tf.abs(x[:, 0]) / tf.reduce_sum(tf.abs(x[:, 0]))
+    ),
+    "a softmax of samples": lambda x: tf.reduce_sum(tf.nn.softmax(x, axis=0) * x),
+    "the hardest": lambda x: tf.reduce_mean(tf.sort(each(x))[2:]),
+    "pairs": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True)),
+    "pairs by mistake": lambda x: tf.reduce_mean(tf.square(x[:, :1] - x[:, 0])),
+    "a spread": lambda x: tf.reduce_mean(tf.square(x - tf.reduce_mean(x))),
+    "running": lambda x: tf.reduce_mean(tf.cumsum(x, axis=0)),
+    "of unit length": lambda x: tf.reduce_mean(tf.nn.l2_normalize(x, axis=0) * x),
+    "turned": lambda x: tf.reduce_mean(tf.transpose(x)),
 }
 
 

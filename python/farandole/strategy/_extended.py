@@ -117,7 +117,10 @@ class Extended(OneOfManyExtended):
         return variable
 
     def _share(self, variable: Any) -> None:
-        """Collective: a new variable has the value of replica 0."""
+        """Collective: a new variable has the value of replica 0. One that this rank makes alone is
+        its own."""
+        if self.alone:
+            return
         label, note = self._label_of_new(variable)
         if _world.size() == 1 or variable.dtype not in collectives.SENT:
             return

@@ -101,6 +101,13 @@ class SharedModel(Model):
         with self.called_plainly():
             super()._write(what, alone)
 
+    def _read(self, what: str, read: Callable[[], Any]) -> None:
+        def alone() -> None:
+            with self.strategy.extended.by_itself():
+                read()
+
+        super()._read(what, alone)
+
     def _send_weights(self, variables: list[Any]) -> None:
         super()._send_weights(self.strategy.extended.publish_among(variables))
 

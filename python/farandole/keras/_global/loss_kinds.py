@@ -1,14 +1,16 @@
 """What a number that a step of the user's own computes does with samples: read off TensorFlow's
-graph, from the number back to the operation that is over samples.
+graph, from the number back to the data.
 
 A mean over a rank's samples and their sum by a constant look alike in all else, and need other
-weights. What is not understood is neither.
+weights. Only what is known to keep samples apart is read: what mixes them (a mask that leaves some
+out, weights that are divided by their sum, a softmax over the batch) has divisors of its own. All
+else is neither.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from enum import Enum
+from math import prod
 from typing import Any
 
 
@@ -17,20 +19,25 @@ class Kind(Enum):
     SUM = "a sum over the samples of its batch, by a constant"
 
 
-_THROUGH = {"Identity", "Cast", "Neg", "Reshape", "Squeeze", "CheckNumerics"}
+_THROUGH = {"Identity", "Cast", "Neg"}
 _TERMS = {"AddV2", "Add", "AddN", "Sub"}
-_PRODUCTS = {"Mul", "RealDiv", "DivNoNan"}
-_COUNTS = {"Shape", "Size", "Rank"}
+_PRODUCTS = {"Mul", "RealDiv"}
 _WEIGHTS = {"ReadVariableOp", "VarHandleOp"}
 _DATA = {"IteratorGetNext", "Placeholder"}
 
-
-class _Of(Enum):
-    """What a tensor follows from."""
-
-    NOTHING = 0  # constants and weights
-    COUNT = 1  # how many samples there are
-    DATA = 2
+# Of samples along the first dimension, these give each its own.
+_EACH_ELEMENT = {
+    *_THROUGH, *_TERMS, *_PRODUCTS, "Abs", "CheckNumerics", "ClipByValue", "DivNoNan", "Elu",
+     "Equal", "Erf", "Exp", "Expm1", "Floor", "Greater", "GreaterEqual", "LeakyRelu", "Less",
+    "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum",
+    "NotEqual", "OnesLike", "Pow", "Reciprocal", "Relu", "Relu6", "Rsqrt", "Select", "SelectV2",
+    "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference",
+    "StopGradient", "Tanh", "ZerosLike",
+}  # fmt: skip
+_EACH_ROW = {"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits",
+             "SparseSoftmaxCrossEntropyWithLogits"}  # fmt: skip
+_OF_THE_FIRST = {"AvgPool", "BatchMatMulV2", "BiasAdd", "Conv2D", "MatMul", "MaxPool"}
+_REDUCTIONS = {"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}
 
 
 def kind_of(number: Any) -> Kind | None:
@@ -42,102 +49,133 @@ def kind_of(number: Any) -> Kind | None:
 
 class _Reading:
     def __init__(self) -> None:
-        self._known: dict[Any, _Of] = {}  # by operation
+        self._of_data: dict[Any, bool] = {}  # by operation
+        self._apart: dict[Any, bool] = {}  # by tensor
 
     def kind_of(self, tensor: Any) -> Kind | None:
         op = tensor.op
         if op.type in _THROUGH:
             return self.kind_of(op.inputs[0])
         if op.type in _TERMS:
-            kinds = {self.kind_of(each) for each in op.inputs if self._is_of_data(each)}
-            return kinds.pop() if len(kinds) == 1 else None
+            return self._kind_of_terms(op)
         if op.type in _PRODUCTS:
             return self._kind_of_product(op)
         if op.type not in ("Sum", "Mean"):
             return None
-        if not _is_over_samples(op):
+        if not _has_samples(op.inputs[0]):
             return self.kind_of(op.inputs[0])
-        if op.type == "Mean":
-            return Kind.MEAN
-        return Kind.MEAN if self._is_divided_by_count(op.inputs[0]) else Kind.SUM
+        if not _is_over(op, 0) or not self._keeps_samples_apart(op.inputs[0]):
+            return None
+        return Kind.MEAN if op.type == "Mean" else Kind.SUM
+
+    def _kind_of_terms(self, op: Any) -> Kind | None:
+        kinds = {self.kind_of(each) for each in op.inputs if self._follows_from_data(each)}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        besides = not all(map(self._follows_from_data, op.inputs))  # a penalty of weights, say
+        return None if besides and kind is Kind.SUM else kind
 
     def _kind_of_product(self, op: Any) -> Kind | None:
         first, second = op.inputs
-        if op.type == "Mul" and not self._is_of_data(first):
+        if op.type == "Mul" and not self._follows_from_data(first):
             first, second = second, first
-        follows = self._follows_from(second)
-        if follows is _Of.DATA:
-            return None
-        kind = self.kind_of(first)
-        if follows is _Of.NOTHING or kind is None:
-            return kind
-        return Kind.MEAN if kind is Kind.SUM else None
+        return None if self._follows_from_data(second) else self.kind_of(first)
 
-    def _is_divided_by_count(self, tensor: Any) -> bool:
-        """Each sample's number is."""
-        op = tensor.op
-        if op.type in _THROUGH:
-            return self._is_divided_by_count(op.inputs[0])
-        if op.type not in _PRODUCTS:
-            return False
-        follow = [self._follows_from(each) for each in op.inputs]
-        if _Of.COUNT in follow:
-            return True
-        return any(
-            self._is_divided_by_count(each)
-            for each, of in zip(op.inputs, follow, strict=True)
-            if of is _Of.DATA
-        )
-
-    def _is_of_data(self, tensor: Any) -> bool:
-        return self._follows_from(tensor) is _Of.DATA
-
-    def _follows_from(self, tensor: Any) -> _Of:
+    def _follows_from_data(self, tensor: Any) -> bool:
+        """Or from how many there are: it is not made of constants and weights alone."""
         waiting = [tensor.op]
         while waiting:  # graphs are deeper than Python's stack
             op = waiting[-1]
             inputs = [] if op.type in _WEIGHTS | _DATA else [each.op for each in op.inputs]
-            missing = [each for each in inputs if each not in self._known]
-            if missing and op not in self._known:
-                self._known.setdefault(op, _Of.NOTHING)  # loops end
+            missing = [each for each in inputs if each not in self._of_data]
+            if missing and op not in self._of_data:
+                self._of_data[op] = False  # loops end
                 waiting.extend(missing)
                 continue
             waiting.pop()
-            most = max((self._known[each] for each in inputs), key=_rank, default=_Of.NOTHING)
-            if op.type in _DATA:
-                most = _Of.NOTHING if op.outputs[0].dtype.name == "resource" else _Of.DATA
-            elif op.type in _COUNTS and most is _Of.DATA:
-                most = _Of.COUNT
-            self._known[op] = most
-        return self._known[tensor.op]
+            self._of_data[op] = any(self._of_data[each] for each in inputs) or (
+                op.type in _DATA and op.outputs[0].dtype.name != "resource"
+            )
+        return self._of_data[tensor.op]
+
+    def _keeps_samples_apart(self, tensor: Any) -> bool:
+        """Row by row it is of one sample, and of weights."""
+        waiting, seen = [tensor], set()
+        while waiting:
+            each = waiting.pop()
+            if id(each) in seen or not self._follows_from_data(each):
+                continue
+            seen.add(id(each))
+            of = _rows_of(each, self._follows_from_data)
+            if of is None or not _has_samples(each):
+                return False
+            waiting += of
+        return True
 
 
-def _rank(of: _Of) -> int:
-    return of.value
+def _has_samples(tensor: Any) -> bool:
+    return bool(tensor.shape.rank) and tensor.shape[0] is None
 
 
-def _is_over_samples(op: Any) -> bool:
-    """A reduction of what has samples first."""
+def _rows_of(tensor: Any, of_data: Any) -> list[Any] | None:
+    """The tensors whose rows it is made of, each row of the same row; None where that is not
+    known."""
+    op = tensor.op
+    inputs = [each for each in op.inputs if of_data(each)]
+    if op.type in _DATA:
+        return []
+    if op.type in _EACH_ELEMENT:
+        # Of several ranks one is repeated along the other's first dimension.
+        return inputs if all(each.shape.rank == tensor.shape.rank for each in inputs) else None
+    if op.type in _EACH_ROW:
+        return inputs if all((each.shape.rank or 0) > 1 or each.dtype.is_integer
+                             for each in inputs) else None  # fmt: skip
+    if op.type in _OF_THE_FIRST:
+        turned = op.type == "MatMul" and op.get_attr("transpose_a")
+        alone = len(inputs) == 1 and inputs[0] is op.inputs[0]
+        return inputs if alone and not turned else None
+    if op.type in _REDUCTIONS:
+        return [op.inputs[0]] if _is_over(op, 0) is False else None
+    if op.type == "Reshape":
+        return [op.inputs[0]] if _width(op.inputs[0]) == _width(tensor) is not None else None
+    if op.type == "ExpandDims":
+        return [op.inputs[0]] if _static(op.inputs[1]) not in (None, 0) else None
+    if op.type == "Squeeze":
+        axes = op.get_attr("squeeze_dims")
+        return [op.inputs[0]] if axes and 0 not in axes else None
+    if op.type == "StridedSlice":
+        return [op.inputs[0]] if _takes_all_rows(op) else None
+    return None
+
+
+def _static(tensor: Any) -> int | None:
     import tensorflow as tf
 
-    shape = op.inputs[0].shape
-    axes = tf.get_static_value(op.inputs[1])
-    if shape.rank is None or shape.rank == 0 or shape[0] is not None or axes is None:
-        return False
-    return any(int(axis) % shape.rank == 0 for axis in axes.ravel())
+    value = tf.get_static_value(tensor)
+    return None if value is None or value.size != 1 else int(value.ravel()[0])
 
 
-class Seen(Exception):
-    """Ends a trace: the first loss was there."""
-
-
-def trace(step: Any, *batch: Any) -> None:
-    """Makes a graph of the step up to its first loss, and computes nothing. A step that cannot be
-    in a graph shows none."""
+def _is_over(op: Any, wanted: int) -> bool | None:
+    """Whether a reduction is over this dimension; None: not known."""
     import tensorflow as tf
 
-    def spec(value: Any) -> Any:
-        return None if value is None else tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    if not rank or axes is None:
+        return None
+    return any(int(axis) % rank == wanted for axis in axes.ravel())
 
-    with suppress(Exception):
-        tf.function(step).get_concrete_function(*tf.nest.map_structure(spec, batch))
+
+def _width(tensor: Any) -> int | None:
+    """Of a row."""
+    if not _has_samples(tensor) or None in tensor.shape[1:].as_list():
+        return None
+    return int(prod(tensor.shape[1:].as_list()))
+
+
+def _takes_all_rows(op: Any) -> bool:
+    import tensorflow as tf
+
+    strides = tf.get_static_value(op.inputs[3])
+    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
+    moves = op.get_attr("new_axis_mask") | op.get_attr("ellipsis_mask")
+    shrinks = op.get_attr("shrink_axis_mask") & 1
+    return bool(whole) and not moves and not shrinks and strides is not None and strides[0] == 1

@@ -33,13 +33,6 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         with steps.of(share), normalization.joined(), kept:
             yield
 
-    def is_eager() -> bool:
-        if keras.backend.backend() != "tensorflow":
-            return False
-        import tensorflow as tf
-
-        return bool(tf.executing_eagerly())
-
     def weighing() -> AbstractContextManager[None]:
         on_torch = keras.backend.backend() == "torch"
         return steps.hooked(model.trainable_variables) if on_torch else nullcontext()
@@ -52,8 +45,6 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         if share is None:
             return own_train(data)
         with changing(share):
-            if is_eager():
-                steps.trace(own_train, batch)
             with weighing():
                 logs = own_train(batch)
             told = own_logs(logs) if is_own(model, "train_step") else None

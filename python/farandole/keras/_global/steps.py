@@ -35,7 +35,7 @@ import numpy as np
 from farandole import _world
 from farandole.data import Share
 from farandole.data._logical import Block
-from farandole.keras._global.loss_kinds import Kind, Seen, kind_of, trace
+from farandole.keras._global.loss_kinds import Kind, kind_of
 
 _BATCH, _SHARE, _TOTAL = "farandole batch", "farandole share", "farandole total"
 OUTPUTS = "farandole outputs"
@@ -94,8 +94,6 @@ class Steps:
         self.weighs_gradients = False  # and not the loss
         self.knows_loss = False  # inside a step: that its loss is no sum over the rank's samples
         self._losses: list[tuple[Any, Kind | None]] = []  # inside a step of the user's own
-        self._first: Kind | None = None  # of a step that runs eagerly: its first loss, once traced
-        self._is_traced = self._is_tracing = False
         self._has_told = False
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
@@ -139,32 +137,9 @@ class Steps:
 
     # ---- losses of a step of the user's own, on TensorFlow ----
 
-    def trace(self, step: Callable[[Any], Any], batch: Any) -> None:
-        """Before a step that runs eagerly, once: a graph shows what its first loss is."""
-        if self._is_traced or not self.weighs_gradients:
-            return
-        self._is_traced = self._is_tracing = True
-        share = self.share
-
-        def traced(batch: Any, share: Any) -> None:
-            self.share = share  # no constant of the graph
-            step(batch)
-
-        try:
-            trace(traced, batch, share)
-        finally:
-            self.share, self._is_tracing = share, False
-
     def see_losses(self, losses: list[Any]) -> None:
         """They are differentiated."""
-        for loss in losses:
-            kind = kind_of(loss)
-            if self._is_tracing:
-                self._first = kind
-                raise Seen
-            if not hasattr(loss, "graph") and not self._losses:
-                kind = self._first
-            self._losses.append((loss, kind))
+        self._losses += [(loss, kind_of(loss)) for loss in losses]
 
     def factor_of(self, value: Any) -> Any:
         """Beside the weight, of a number that the step computes."""

@@ -70,6 +70,22 @@ def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> l
     return mine
 
 
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """State that is there already, as its parameter lies: PyTorch's fused optimizers read both in
+    the order of memory."""
+    for p, state in optimizer.state.items():
+        if not isinstance(p, torch.Tensor) or p.layout != torch.strided:
+            continue
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                continue
+            if value.shape == p.shape and value.stride() != p.stride():
+                lying = torch.empty_strided(
+                    p.shape, p.stride(), dtype=value.dtype, device=value.device
+                )
+                state[key] = lying.copy_(value)
+
+
 def _order(shape: Sequence[int], strides: Strides) -> Strides:
     """The strides that decide where an element lies: those of dimensions of one element do not."""
     return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
