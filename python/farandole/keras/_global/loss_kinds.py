@@ -50,7 +50,6 @@ def kind_of(number: Any) -> Kind | None:
 class _Reading:
     def __init__(self) -> None:
         self._of_data: dict[Any, bool] = {}  # by operation
-        self._apart: dict[Any, bool] = {}  # by tensor
 
     def kind_of(self, tensor: Any) -> Kind | None:
         op = tensor.op
@@ -64,7 +63,7 @@ class _Reading:
             return None
         if not _has_samples(op.inputs[0]):
             return self.kind_of(op.inputs[0])
-        if not _is_over(op, 0) or not self._keeps_samples_apart(op.inputs[0]):
+        if not _is_over_samples(op) or not self._keeps_samples_apart(op.inputs[0]):
             return None
         return Kind.MEAN if op.type == "Mean" else Kind.SUM
 
@@ -134,7 +133,7 @@ def _rows_of(tensor: Any, of_data: Any) -> list[Any] | None:
         alone = len(inputs) == 1 and inputs[0] is op.inputs[0]
         return inputs if alone and not turned else None
     if op.type in _REDUCTIONS:
-        return [op.inputs[0]] if _is_over(op, 0) is False else None
+        return [op.inputs[0]] if _is_over_samples(op) is False else None
     if op.type == "Reshape":
         return [op.inputs[0]] if _width(op.inputs[0]) == _width(tensor) is not None else None
     if op.type == "ExpandDims":
@@ -154,14 +153,14 @@ def _static(tensor: Any) -> int | None:
     return None if value is None or value.size != 1 else int(value.ravel()[0])
 
 
-def _is_over(op: Any, wanted: int) -> bool | None:
-    """Whether a reduction is over this dimension; None: not known."""
+def _is_over_samples(op: Any) -> bool | None:
+    """Whether a reduction is over the first dimension; None: not known."""
     import tensorflow as tf
 
     rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
     if not rank or axes is None:
         return None
-    return any(int(axis) % rank == wanted for axis in axes.ravel())
+    return any(int(axis) % rank == 0 for axis in axes.ravel())
 
 
 def _width(tensor: Any) -> int | None:

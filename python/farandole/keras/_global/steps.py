@@ -93,7 +93,7 @@ class Steps:
         self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
         self.weighs_gradients = False  # and not the loss
         self.knows_loss = False  # inside a step: that its loss is no sum over the rank's samples
-        self._losses: list[tuple[Any, Kind | None]] = []  # inside a step of the user's own
+        self._kinds: set[Kind | None] = set()  # of losses, inside a step of the user's own
         self._has_told = False
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
@@ -139,12 +139,11 @@ class Steps:
 
     def see_losses(self, losses: list[Any]) -> None:
         """They are differentiated."""
-        self._losses += [(loss, kind_of(loss)) for loss in losses]
+        self._kinds |= set(map(kind_of, losses))
 
     def factor_of(self, value: Any) -> Any:
         """Beside the weight, of a number that the step computes."""
-        known = next((kind for loss, kind in self._losses if loss is value), None)
-        return self._factor(known or kind_of(value))
+        return self._factor(kind_of(value))
 
     def _factor(self, kind: Kind | None) -> Any:
         if kind is not Kind.SUM:
@@ -154,8 +153,7 @@ class Steps:
 
     def _kind_of_losses(self) -> Kind | None:
         """Nobody knows which gradient is of which."""
-        kinds = {kind for _, kind in self._losses}
-        return kinds.pop() if len(kinds) == 1 else None
+        return next(iter(self._kinds)) if len(self._kinds) == 1 else None
 
     def _tell_of_loss(self) -> None:
         """What a loss of the program's own does with samples is not seen everywhere."""
@@ -203,7 +201,7 @@ class Steps:
     def of(self, share: Any, total: int | None = None) -> Iterator[None]:
         self.share, self.total = share, total
         self.knows_loss = False
-        self._losses = []
+        self._kinds = set()
         _running.append(self)
         try:
             yield
