@@ -300,22 +300,14 @@ COLUMNS: dict[str, list[str]] = {
     "loss": list(LOSSES),
     "touch": list(TOUCHES),
     "weights": list(ACTIONS),
-    "optimizer": [
-        "sgd",
-        "momentum",
-        "groups",
-        "adam",
-        "adam_foreach",
-        "adam_fused",
-        "two",
-        "closure",
-    ],
+    "optimizer": ["sgd", "momentum", "groups", "adam", "adam_foreach", "adam_fused", "two",
+                  "closure"],
     "hooks": ["none", *(f"{kind}_{when}" for kind in HOOKS for when in ("before", "after"))],
     "accumulate": ["one", "two", "cut", "no_sync"],
     "precision": ["float32", "scaler"],
     "zero": ["none", "zeros"],
     "parts": ["even"],
-}
+}  # fmt: skip
 
 
 def fits(program: Program) -> bool:
