@@ -17,7 +17,7 @@ from farandole.keras import _host
 
 
 def inner_of(optimizer: Any) -> Any:
-    """That of a LossScaleOptimizer."""
+    """The optimizer inside a LossScaleOptimizer; any other one is returned as it is."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -33,10 +33,10 @@ def accumulated_for(optimizer: Any, trained: Iterable[Any]) -> list[Any]:
     return [gradient for variable, gradient in pairs if id(variable) in wanted]
 
 
-def besides_accumulated(optimizer: Any) -> list[Any]:
-    """The rest of its variables."""
-    own = set(map(id, accumulated_of(optimizer)))
-    return [v for v in optimizer.variables if id(v) not in own]
+def besides(variables: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Returns the variables without those others."""
+    left_out = set(map(id, others))
+    return [variable for variable in variables if id(variable) not in left_out]
 
 
 def share_all(
@@ -54,8 +54,7 @@ def share_all(
     given = set(map(id, variables))
     adding = [(each, [v for v in accumulated(each) if id(v) in given]) for each in optimizers]
     before = [_steps_of(optimizer) if own else 0 for optimizer, own in adding]
-    apart = {id(variable) for _, own in adding for variable in own}
-    share([variable for variable in variables if id(variable) not in apart])
+    share(besides(variables, (v for _, own in adding for v in own)))
     for number, ((optimizer, own), steps) in enumerate(zip(adding, before, strict=True)):
         if own:  # a rank that has not taken the root's steps has nothing of the present window
             _average(number, optimizer, own, takes_part=steps == _steps_of(optimizer))

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
+from farandole.keras._accumulated import inner_of
 from farandole.learning_rate import keras_schedule
 
 keras_schedule()  # saved models name it
@@ -18,7 +19,7 @@ def set_learning_rate(optimizer: Any, rate: float, *, correct: bool) -> None:
     Horovod multiplies the momentum for one batch instead. In Keras 3 that is a Python number inside
     a program that is compiled already; scaling the velocity v in m·v - lr·g is the same.
     """
-    base = getattr(optimizer, "inner_optimizer", optimizer)
+    base = inner_of(optimizer)
     schedules = keras.optimizers.schedules.LearningRateSchedule
     if isinstance(base._learning_rate, schedules):
         raise InvalidArgument(

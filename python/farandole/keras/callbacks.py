@@ -19,7 +19,7 @@ from farandole import _world
 from farandole._arguments import checked, printable
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, compare
-from farandole.keras._accumulated import accumulated_for, share_all
+from farandole.keras._accumulated import accumulated_for, besides, share_all
 from farandole.keras._bases import Callback, ModelCheckpoint
 from farandole.keras._exchange import rows_of
 from farandole.keras._learning_rate import set_learning_rate
@@ -114,8 +114,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         )
 
     def _shared(self, variables: list[Any], local: Iterable[Any] = ()) -> list[Any]:
-        own = {id(v) for v in (*self.local_variables, *local)}
-        return [v for v in variables if id(v) not in own]
+        return besides(variables, [*self.local_variables, *local])
 
 
 class MetricAverageCallback(_Callback):

@@ -14,6 +14,7 @@ from farandole._core import InvalidArgument
 from farandole.common._groups import groups_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average, check_passes
+from farandole.keras._accumulated import inner_of
 from farandole.keras._copies import make_distributed
 from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
@@ -159,7 +160,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 def _accumulate(optimizer: Any, passes: int) -> None:
     """Keras accumulates; its accumulators are made when the optimizer is built."""
-    base = getattr(optimizer, "inner_optimizer", optimizer)
+    base = inner_of(optimizer)
     steps = base.gradient_accumulation_steps
     if passes == 1 or steps == passes:
         return

@@ -11,7 +11,7 @@ from farandole._core import InvalidArgument
 from farandole.common._reduction import Average, Sum, core_op
 from farandole.data._logical import Block
 from farandole.data._policy import Policy
-from farandole.keras._accumulated import besides_accumulated
+from farandole.keras._accumulated import accumulated_of, besides
 from farandole.keras._exchange import Alike
 from farandole.keras._global import average_loss, means, optimizers
 from farandole.keras._global.alike import rows_of_alike, weights_alike
@@ -204,7 +204,7 @@ class Wrapping:
 
     def _state_of(self, optimizer: Any) -> list[Any]:
         """Of its variables, those that all ranks have alike."""
-        return besides_accumulated(optimizer)
+        return besides(optimizer.variables, accumulated_of(optimizer))
 
 
 def look_into(iterator: Any) -> None:
