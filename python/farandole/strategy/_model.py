@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from farandole.keras._accumulated import inner_of
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.model import Model
 from farandole.strategy._variables import require_of
@@ -32,7 +33,7 @@ class SharedModel(Model):
     """
 
     # In a scope one that scales losses calls the one inside in a context of its own.
-    _reducing = staticmethod(lambda optimizer: getattr(optimizer, "inner_optimizer", optimizer))
+    _reducing = staticmethod(inner_of)
 
     @staticmethod
     def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:  # noqa: ARG004
@@ -94,19 +95,8 @@ class SharedModel(Model):
             vars(self)["plainly"] = before
 
     def _write(self, what: str, write: Callable[[], Any]) -> None:
-        def alone() -> None:
-            with self.strategy.extended.by_itself():
-                write()
-
         with self.called_plainly():
-            super()._write(what, alone)
-
-    def _read(self, what: str, read: Callable[[], Any]) -> None:
-        def alone() -> None:
-            with self.strategy.extended.by_itself():
-                read()
-
-        super()._read(what, alone)
+            super()._write(what, write)
 
     def _send_weights(self, variables: list[Any]) -> None:
         super()._send_weights(self.strategy.extended.publish_among(variables))

@@ -154,9 +154,16 @@ class Together(Wrapping):
         optimizer = self._model.optimizer if self._model.compiled else None
         if optimizer is not None and optimizer.built:
             average_accumulated(optimizer, self._accumulated_of(optimizer))
-        on_rank_0(what, write)
+        self._on_rank_0(what, write)
 
     def _read(self, what: str, read: Callable[[], Any]) -> None:
         """The file may be on rank 0's host alone, which has written it."""
-        on_rank_0(what, read)
+        self._on_rank_0(what, read)
         self._share_weights()
+
+    def _on_rank_0(self, what: str, do: Callable[[], Any]) -> None:
+        def alone() -> None:
+            with self._by_itself():
+                do()
+
+        on_rank_0(what, alone)
