@@ -12,16 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.common._needs import tensorflow as _tensorflow
-from farandole.strategy import coordinator, experimental
-from farandole.strategy._parameter_server import ParameterServerStrategy
-from farandole.strategy._preemption import PreemptionCheckpointHandler
-from farandole.strategy._strategies import (
-    CentralStorageStrategy,
-    MirroredStrategy,
-    MultiWorkerMirroredStrategy,
-    TPUStrategy,
-)
+from farandole.strategy import experimental
+from farandole.strategy._strategies import MirroredStrategy
 from farandole.strategy.coordinator import ClusterCoordinator
+from farandole.strategy.experimental import *  # noqa: F403
 
 # TensorFlow's own.
 CrossDeviceOps: Any = _tensorflow.distribute.CrossDeviceOps
@@ -47,23 +41,10 @@ get_replica_context: Any = _tensorflow.distribute.get_replica_context
 get_strategy: Any = _tensorflow.distribute.get_strategy
 has_strategy: Any = _tensorflow.distribute.has_strategy
 in_cross_replica_context: Any = _tensorflow.distribute.in_cross_replica_context
-CollectiveCommunication: Any = _tensorflow.distribute.experimental.CollectiveCommunication
-CollectiveHints: Any = _tensorflow.distribute.experimental.CollectiveHints
-CommunicationImplementation: Any = _tensorflow.distribute.experimental.CommunicationImplementation
-CommunicationOptions: Any = _tensorflow.distribute.experimental.CommunicationOptions
-PreemptionWatcher: Any = _tensorflow.distribute.experimental.PreemptionWatcher
-TerminationConfig: Any = _tensorflow.distribute.experimental.TerminationConfig
-ValueContext: Any = _tensorflow.distribute.experimental.ValueContext
-partitioners: Any = _tensorflow.distribute.experimental.partitioners
-rpc: Any = _tensorflow.distribute.experimental.rpc
 
 __all__ = [
-    "CentralStorageStrategy",
+    *experimental.__all__,
     "ClusterCoordinator",
-    "CollectiveCommunication",
-    "CollectiveHints",
-    "CommunicationImplementation",
-    "CommunicationOptions",
     "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
@@ -73,12 +54,8 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
-    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
-    "ParameterServerStrategy",
-    "PreemptionCheckpointHandler",
-    "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -86,17 +63,11 @@ __all__ = [
     "Server",
     "Strategy",
     "StrategyExtended",
-    "TPUStrategy",
-    "TerminationConfig",
-    "ValueContext",
     "cluster_resolver",
-    "coordinator",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
-    "partitioners",
-    "rpc",
 ]
