@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from rank_cases import checking_weights, make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
+from farandole.common._weights import compares
 
 Params = dict[str, Any]
 
@@ -75,6 +77,13 @@ def refused(call: Callable[[], Any]) -> str:
     assert len(set(fdj.allgather_object(error.verdict))) == 1
     assert "fdj.broadcast_parameters(params, root=0)" in error.advice
     return str(error.verdict)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 49, 2000, math.inf])
+def test_programs_compare_in_the_same_steps_as_python(every: float) -> None:
+    steps = np.array([*range(50), 1999, 2000, 2001, 4000], np.uint32)
+    program = jax.jit(lambda steps: compares(steps, every))
+    assert program(steps).tolist() == [compares(int(each), every) for each in steps]
 
 
 @on_ranks(2, 3)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
+import farandole as fd
 from farandole import InvalidArgument, Mismatch, _core
-from farandole.common._weights import period
+from farandole.common._weights import compares, period
 
 LENGTHS = [0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 1000, 4099]
 
@@ -102,3 +105,23 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FARANDOLE_CHECK_WEIGHTS", wrong)
         with pytest.raises(InvalidArgument, match="one of first off, or a number of at least 1"):
             _core.settings()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 49, 50, 2000, math.inf])
+def test_reducers_compare_in_the_steps_that_the_python_rule_names(every: float) -> None:
+    fd.init()
+    gradient = np.ones(1, np.float32)
+    rows = [("p", 1, "float32")]
+    reducer = _core.Reducer(fd.world(), rows, bucket_bytes=4, first_bucket_bytes=4)
+    reducer.watch_weights(["p"], every, "line()")
+    last = 50 if math.isinf(every) else max(50, int(every) + 2)
+    due = []
+    for step in range(1, last + 1):
+        if reducer.weights_due:
+            due.append(step)
+            reducer.show_weights([1])
+        reducer.mark_ready(0, gradient.ctypes.data)
+        reducer.wait()
+    fd.shutdown()
+    assert due == [step for step in range(1, last + 1) if compares(step - 1, every)]
+    assert due[:2] == ([1] if math.isinf(every) else [1, 2])

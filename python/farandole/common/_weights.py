@@ -32,10 +32,13 @@ def period() -> float | None:
     return {"off": None, "first": math.inf}.get(value) if not value.isdigit() else float(value)
 
 
-def compares(steps: int, period: float) -> bool:
+def compares(steps: Any, period: float) -> Any:
     """Whether weights are compared after so many steps: before the first and the second, where
-    ranks begin apart or update apart, and then every `period` steps."""
-    return steps == 0 or (period < math.inf and (steps == 1 or steps % period == 0))
+    ranks begin apart or update apart, and then every `period` steps. Of an array of JAX, an array.
+    """
+    if math.isinf(period):
+        return steps == 0
+    return (steps == 0) | (steps == 1) | (steps % int(period) == 0)
 
 
 def looked_at(count: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole.common._process_set import ProcessSet
-from farandole.common._weights import Weights, period
+from farandole.common._weights import Weights, compares, period
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls, token
 from farandole.jax._trees import NUMBERS, as_reals
@@ -70,12 +70,9 @@ class ArrayWeights:
         assert self._period is not None
         count = self._count_of(tuple(name for name, _ in rows))
         steps = count[...]
-        due = steps == 0
-        if self._period < math.inf:  # as compares() has it
-            due |= (steps == 1) | (steps % int(self._period) == 0)
         arrays = [jax.lax.stop_gradient(array) for _, array in rows]
         zero = jax.lax.cond(
-            due[0],
+            compares(steps, self._period)[0],
             lambda: self._answer([name for name, _ in rows], arrays, steps + 1),
             lambda: jnp.zeros(1, jnp.uint32),
         )
