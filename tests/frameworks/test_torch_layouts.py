@@ -67,6 +67,35 @@ def ranks_may_have_their_own_strides() -> None:
 
 
 @on_ranks(2)
+def state_that_is_there_is_laid_out_as_its_parameter() -> None:
+    """Also of a parameter that is unfrozen later. A fused optimizer reads both in one order."""
+
+    def trained(*, differs: bool, frozen: bool) -> Net:
+        odd = differs and hvd.rank() == 1
+        model = Net(torch.channels_last if odd else torch.contiguous_format, False)
+        adam = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+        for p in model.parameters():
+            first = torch.empty_like(p).copy_(torch.linspace(-1, 1, p.numel()).view(p.shape))
+            adam.state[p] = {"step": torch.tensor(2.0), "exp_avg": first, "exp_avg_sq": first**2}
+        model.conv.weight.requires_grad_(not frozen)
+        optimizer = hvd.DistributedOptimizer(adam, model.named_parameters())
+        for step in range(4):
+            if step == 2:
+                model.conv.weight.requires_grad_(True)
+            optimizer.zero_grad()
+            model(batch(step)[hvd.rank()]).square().mean().backward()
+            optimizer.step()
+        state = adam.state[model.conv.weight]["exp_avg"]
+        assert state.stride() == model.conv.weight.stride()
+        return model
+
+    for frozen in (False, True):
+        model, whole = (trained(differs=differs, frozen=frozen) for differs in (True, False))
+        for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+
+@on_ranks(2)
 def equal_strides_of_all_ranks_stay() -> None:
     model = Net(torch.channels_last, True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import NoReturn, Protocol
@@ -62,6 +62,7 @@ class GradientExchange(Hooked):
         limits: how large the buckets are.
         overlap: launch buckets during backward; else all of them at its end.
         looks: whether gradients are finite.
+        optimizer: gives the one whose state is laid out as its parameters, if there is one.
 
     Raises:
         InvalidArgument: parameters are on a device that cannot be used.
@@ -81,9 +82,10 @@ class GradientExchange(Hooked):
         limits: Limits,
         overlap: bool = True,
         looks: bool = True,
+        optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None,
     ) -> None:
         super().__init__(named, weights, line)
-        self._how = How(group, reduction, weights, groups, limits, overlap, looks)
+        self._how = How(group, reduction, weights, groups, limits, overlap, looks, optimizer)
         self._take_plan(Plan(self._how, named))
         self.reducing = False  # the present pass
         scale = reduction.prescale * reduction.postscale * group.size

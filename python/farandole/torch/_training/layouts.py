@@ -1,4 +1,4 @@
-"""How gradients lie in memory: in one order of elements on all ranks."""
+"""The order of elements in memory: one for a parameter, its state and its gradient on all ranks."""
 
 from __future__ import annotations
 
@@ -42,16 +42,32 @@ def in_order_of(p: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(p.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
 
 
-def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> list[Strides]:
-    """By parameter the strides of its gradient: dense_strides() where all ranks have the same.
+def lay_out_alike(
+    group: Group,
+    named: Sequence[tuple[str, torch.Tensor]],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> list[Strides]:
+    """Gives parameters one order of elements on all ranks, and the optimizer's state that of its
+    parameters. Collective.
 
-    Where they differ, as when one rank alone has converted its model to channels_last, the
-    parameter becomes contiguous on every rank: sums over an array, such as the norm of a gradient,
-    round by the order of its elements. Collective.
+    Where strides differ between ranks, as when one rank alone has converted its model to
+    channels_last, the parameter becomes contiguous on every rank: sums over an array, such as the
+    norm of a gradient, round by the order of its elements. PyTorch's fused optimizers read state
+    and parameters in the order of memory.
+
+    Returns:
+        By parameter the strides of its gradient.
 
     Raises:
         Mismatch: ranks have parameters of different shapes; on every rank, naming the first.
     """
+    strides = _lay_out_parameters(group, named)
+    if optimizer is not None:
+        _lay_out_state(optimizer)
+    return strides
+
+
+def _lay_out_parameters(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> list[Strides]:
     mine = [dense_strides(p) for _, p in named]
     rows = [(p.shape, _order(p.shape, s)) for (_, p), s in zip(named, mine, strict=True)]
     written = json.dumps(rows).encode()
@@ -70,9 +86,7 @@ def agreed_strides(group: Group, named: Sequence[tuple[str, torch.Tensor]]) -> l
     return mine
 
 
-def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
-    """State that is there already, as its parameter lies: PyTorch's fused optimizers read both in
-    the order of memory."""
+def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
     for p, state in optimizer.state.items():
         if not isinstance(p, torch.Tensor) or p.layout != torch.strided:
             continue

@@ -6,7 +6,7 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from farandole.torch._tensors import dtype_name
 from farandole.torch._training.finite import FiniteGradients
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.late_gradients import LateGradients
-from farandole.torch._training.layouts import agreed_strides
+from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
 
@@ -36,6 +36,7 @@ class How(NamedTuple):
     limits: Limits
     overlap: bool
     looks: bool
+    optimizer: Callable[[], torch.optim.Optimizer | None]
 
 
 class Plan:
@@ -72,11 +73,12 @@ class Plan:
             prescale=reduction.prescale,
             postscale=reduction.postscale / over,
         )
+        strides = lay_out_alike(how.group, sent, how.optimizer())
         self.gradients = Gradients(
             reducer,
             sent,
             wires,
-            agreed_strides(how.group, sent),
+            strides,
             sparse,
             OnDevices(reducer, sent),
             self.finite,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -15,7 +16,6 @@ from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._training import worlds
 from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.hooked import Hooked, take_over
-from farandole.torch._training.layouts import lay_out_state
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.parts import PartGradients
 from farandole.torch._training.readers import watch_readers
@@ -184,9 +184,9 @@ def distribute(
         options: those of GradientExchange.
     """
     watch_readers()
+    options["optimizer"] = weakref.ref(optimizer)  # which holds what is made
     make, later = _Make(named, reduction, options), worlds.makes_later()
     exchange = None if later else make()
-    lay_out_state(optimizer)
     distributed = become(optimizer, ReducedOptimizer, named)
     distributed._exchange, distributed._make = exchange, make
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]

@@ -26,7 +26,7 @@ from farandole.torch._training.device_shards import DeviceShards, changed_since,
 from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
-from farandole.torch._training.layouts import agreed_strides
+from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.weighing import not_weighed
@@ -81,7 +81,7 @@ class Shards(Hooked):
             limits.first_bucket_bytes,
         )
         self.places = [Place(*place) for place in self.update.places]
-        self._strides = agreed_strides(group, named)
+        self._strides = lay_out_alike(group, named)
         self._map_gradients()
         mapped = Bytes()
         values = [mapped.whole(b, self.update.values) for b in range(len(self.update.buckets))]
