@@ -318,7 +318,7 @@ def training_steps_of_ones_own_may_compute_their_loss_in_any_way() -> None:
 
 @on_ranks(2)
 def a_loss_that_may_be_a_sum_is_told_of() -> None:
-    """What a loss of the program's own does with the samples is not seen in a function."""
+    """Nobody sees how a function combines samples, nor which weight a loss of pairs needs."""
 
     class Own(keras.Model):  # type: ignore[misc, name-defined]
         loss_of: Any = None
@@ -346,8 +346,10 @@ def a_loss_that_may_be_a_sum_is_told_of() -> None:
 
     each = lambda y, out: tf.reduce_mean(tf.square(y - out), -1)  # noqa: E731
     hidden = tf.function(lambda y, out: tf.reduce_sum(each(y, out)) / BATCH)
-    told = said(lambda _, y, out: hidden(y, out))
-    assert told.count("is taken for a mean") == (fd.rank() == 0)
+    pairs = lambda y, out: tf.reduce_mean(tf.matmul(y - out, y - out, transpose_b=True))  # noqa: E731
+    for unknown in (hidden, pairs):
+        told = said(lambda _, y, out, unknown=unknown: unknown(y, out))
+        assert told.count("is taken for a mean") == (fd.rank() == 0)
     for known in (
         lambda model, y, out: model.optimizer.scale_loss(tf.reduce_mean(each(y, out))),
         lambda model, y, out: model.compute_loss(y=y, y_pred=out),

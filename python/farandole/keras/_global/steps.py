@@ -43,7 +43,7 @@ LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sa
 
 
 def marked(batch: Any, share: Any) -> tuple[dict[str, Any]]:
-    """What Keras reads; `share`: of shape (1, 2)."""
+    """Returns what Keras reads instead of a batch. `share` has the shape (1, 2)."""
     read = {_BATCH: batch, _SHARE: share}
     if keras.backend.backend() == "jax":
         read[_TOTAL] = _as_shape(share)
@@ -84,7 +84,7 @@ def unmarked_outputs(outputs: dict[str, Any]) -> tuple[Any, list[Share]]:
 
 
 class Steps:
-    """What the steps of one model know of the batch that they compute."""
+    """Holds what the steps of one model know of the batch that they compute."""
 
     def __init__(self, block: Block | None = None) -> None:
         self.block = block  # of logical ranks (logical.py)
@@ -108,15 +108,17 @@ class Steps:
         return self.share[0, 0] > 0
 
     def weight(self, dtype: Any) -> Any:
-        """Of this rank's samples."""
+        """Returns the weight of this rank's samples."""
         # The gradients of logical ranks are summed, those of ranks averaged.
         ranks = _world.size() if self.block is None else 1
         share = keras.ops.cast(self.share, dtype)
         return share[0, 0] * ranks / share[0, 1]
 
     def scaled(self, loss: Any) -> Any:
-        """Of a loss for each sample TensorFlow's gradient is that of their sum, not of their
-        mean."""
+        """Scales a loss by this rank's weight.
+
+        For a vector of losses TensorFlow's gradient is that of their sum, not of their mean.
+        """
         self.knows_loss = True
         if self.share is None:
             return loss
@@ -156,15 +158,16 @@ class Steps:
         return next(iter(self._kinds)) if len(self._kinds) == 1 else None
 
     def _tell_of_loss(self) -> None:
-        """What a loss of the program's own does with samples is not seen everywhere."""
+        """Says once that the step has a loss whose use of samples is not known."""
         known = self.knows_loss or self._kind_of_losses() is not None
         if known or self._has_told or _world.rank() != 0 or _world.size() == 1:
             return
         self._has_told = True
         print(
-            "farandole: a train_step() computes a loss of its own, which is taken for a mean over "
-            "the samples of its batch; were it a sum divided by a constant, steps would be too "
-            "small by the number of ranks\n"
+            "farandole: a train_step() computes a loss of its own, and how that combines samples "
+            "is not known: it is taken for a mean over the samples of its batch. For a sum divided "
+            "by a constant, steps are then too small by the number of ranks; a loss that mixes "
+            "samples, as one of pairs does, mixes those of one rank alone\n"
             "  advice: self.compute_loss(), a loss of Keras or tf.nn.compute_average_loss(); of a "
             "mean, self.optimizer.scale_loss(loss) says that it is one",
             file=sys.stderr,
@@ -225,7 +228,7 @@ _running: list[Steps] = []
 
 
 def running() -> Steps | None:
-    """Of the model whose step runs, or is traced."""
+    """Returns the steps of the model whose step runs or is traced."""
     return _running[-1] if _running else None
 
 
