@@ -73,7 +73,7 @@ def windows(program: Program) -> Iterator[list[int]]:
 
 
 def samples_of(program: Program, number: int) -> int:
-    """Of this batch; the last one may be smaller, and leave ranks without a sample."""
+    """Returns the size of a batch. The last one may leave ranks without a sample."""
     last = sum(len(window) for window in windows(program)) - 1
     return {"even": BATCH, "uneven": 7, "short": 2}[program["parts"]] if number == last else BATCH
 
@@ -311,7 +311,7 @@ COLUMNS: dict[str, list[str]] = {
 
 
 def fits(program: Program) -> bool:
-    """What PyTorch alone can train, and what a front is for."""
+    """Whether PyTorch alone can train it, and a front is made for it."""
     has = dict(program.values)
     plain = (
         has["accumulate"] == "one" and has["precision"] == "float32" and has["touch"] == "nothing"

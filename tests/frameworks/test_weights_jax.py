@@ -64,7 +64,7 @@ def steps_of(**options: Any) -> dict[str, Step]:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    """What all ranks say; they go on afterwards."""
+    """Returns the verdict, which is the same on all ranks. They go on afterwards."""
     with pytest.raises((fd.Mismatch, jax.errors.JaxRuntimeError)) as caught:
         jax.block_until_ready(call())
     error = caught.value

@@ -48,7 +48,7 @@ def looked_at(count: int) -> int:
 
 
 class Weights:
-    """Of one model, on every rank of a set.
+    """Compares the weights of one model on every rank of a set.
 
     Args:
         label: of this model, the same on every rank.

@@ -31,7 +31,7 @@ Rows = list[tuple[str, Any]]
 
 
 class ArrayWeights:
-    """Of one optimizer, which may have several models.
+    """Compares the arrays of one optimizer, which may have several models.
 
     Args:
         label: the same on every rank.

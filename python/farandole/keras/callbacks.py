@@ -45,7 +45,7 @@ __all__ = [
 
 
 class _Callback(Callback):
-    """What all of ours do."""
+    """Common to all of our callbacks."""
 
     def set_model(self, model: Any) -> None:
         # Before fit() makes its training function, which may have collectives of its own.

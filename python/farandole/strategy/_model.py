@@ -78,7 +78,7 @@ class SharedModel(Model):
         self._pack()
 
     def _pack(self) -> None:
-        """What is sent together, by the strategy's options, now that the variables are there."""
+        """Groups the variables that are sent together, by the strategy's options."""
         groups = self.strategy.extended.packing.groups_of(self._model.trainable_variables)
         optimizer = distributed_in(self._model)
         if groups and optimizer is not None and state_of(optimizer).exchange is None:

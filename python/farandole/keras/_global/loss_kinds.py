@@ -1,5 +1,6 @@
-"""What a number that a step of the user's own computes does with samples: read off TensorFlow's
-graph, from the number back to the data.
+"""Tells whether a number that a user's own step computes is a mean or a sum over samples.
+
+TensorFlow's graph is read from the number back to the data.
 
 A mean over a rank's samples and their sum by a constant look alike in all else, and need other
 weights. Only what is known to keep samples apart is read: what mixes them (a mask that leaves some
@@ -25,7 +26,7 @@ _PRODUCTS = {"Mul", "RealDiv"}
 _WEIGHTS = {"ReadVariableOp", "VarHandleOp"}
 _DATA = {"IteratorGetNext", "Placeholder"}
 
-# Of samples along the first dimension, these give each its own.
+# These operations compute each sample, along the first dimension, from that sample alone.
 _EACH_ELEMENT = {
     *_THROUGH, *_TERMS, *_PRODUCTS, "Abs", "CheckNumerics", "ClipByValue", "DivNoNan", "Elu",
      "Equal", "Erf", "Exp", "Expm1", "Floor", "Greater", "GreaterEqual", "LeakyRelu", "Less",
@@ -41,7 +42,7 @@ _REDUCTIONS = {"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}
 
 
 def kind_of(number: Any) -> Kind | None:
-    """Of a tensor of a graph whose batches have no fixed number of samples; else None."""
+    """Returns None if it is not known, as without a graph or with a fixed number of samples."""
     if not hasattr(number, "graph") or number.shape.rank != 0:
         return None
     return _Reading().kind_of(number)
@@ -123,7 +124,7 @@ def _rows_of(tensor: Any, of_data: Any) -> list[Any] | None:
     if op.type in _DATA:
         return []
     if op.type in _EACH_ELEMENT:
-        # Of several ranks one is repeated along the other's first dimension.
+        # An input of fewer dimensions is repeated along the first one.
         return inputs if all(each.shape.rank == tensor.shape.rank for each in inputs) else None
     if op.type in _EACH_ROW:
         return inputs if all((each.shape.rank or 0) > 1 or each.dtype.is_integer
@@ -164,7 +165,7 @@ def _is_over_samples(op: Any) -> bool | None:
 
 
 def _width(tensor: Any) -> int | None:
-    """Of a row."""
+    """Returns the number of elements in a row, or None if it is not known."""
     if not _has_samples(tensor) or None in tensor.shape[1:].as_list():
         return None
     return int(prod(tensor.shape[1:].as_list()))

@@ -1,4 +1,4 @@
-"""What all ranks do together before, in and after a pass over data: agree, share, compare."""
+"""Ranks agree, share and compare before, during and after a pass over data."""
 
 from __future__ import annotations
 

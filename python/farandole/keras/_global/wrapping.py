@@ -38,7 +38,7 @@ _OWN = frozenset(
 
 
 class Wrapping:
-    """Of one model.
+    """Wraps one model.
 
     Args:
         block: of logical ranks.
@@ -92,7 +92,7 @@ class Wrapping:
         if model.compiled:
             self._adopt()
 
-    # What farandole.strategy does in another way.
+    # farandole.strategy overrides these.
 
     _op = Average
     _reducing = staticmethod(lambda optimizer: optimizer)
@@ -157,7 +157,7 @@ class Wrapping:
             self._reading = before
 
     def _global_results(self, own: Callable[[Any], Any], logs: Any) -> Any:
-        """Of all ranks, where Keras has its own: see Together."""
+        """Returns the results of all ranks where Keras has this rank's: see Together."""
         raise NotImplementedError
 
     def _adopt(self) -> None:
@@ -203,7 +203,7 @@ class Wrapping:
         return rows_of_alike(optimizer, weights, self._state_of(optimizer))
 
     def _state_of(self, optimizer: Any) -> list[Any]:
-        """Of its variables, those that all ranks have alike."""
+        """Returns those of its variables that all ranks have alike."""
         return besides(optimizer.variables, accumulated_of(optimizer))
 
 

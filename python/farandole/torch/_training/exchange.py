@@ -36,7 +36,7 @@ from farandole.torch._training.wrapped import too_many_passes
 
 
 class Completes(Protocol):
-    """Who makes what autograd has accumulated what is to be reduced."""
+    """Turns accumulated gradients into those that are reduced."""
 
     def complete(self, p: torch.Tensor) -> None:
         """The gradient of that parameter is there, in a pass that reduces."""
@@ -181,7 +181,7 @@ class GradientExchange(Hooked):
             self._left[i] = _stamp(self.parameters[i].grad)
 
     def _refuse_changes(self) -> None:
-        """Of what was left to step(): clipping, say, that took it for the mean."""
+        """Refuses changes of gradients that step() still has to reduce, such as clipping."""
         for i, stamp in self._left.items():
             if _stamp(self.parameters[i].grad) != stamp:
                 self.refuse(
@@ -319,7 +319,7 @@ class GradientExchange(Hooked):
             self._standing, self._due = False, True
             self._gradients.drop()
 
-    # What the optimizer sees.
+    # The optimizer calls these.
 
     @untraced
     def refuse_silence(self) -> None:

@@ -106,7 +106,7 @@ def _order(shape: Sequence[int], strides: Strides) -> Strides:
 
 
 def _gathered(group: Group, mine: bytes, what: str) -> list[bytes]:
-    """Of all ranks, which have equally many."""
+    """Returns the bytes of every rank; all ranks pass equally many."""
     sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     table = torch.empty(group.size, len(mine), dtype=torch.uint8)
     group.run("all_gather", borrow(sent), borrow(table), name=f"{what} of parameters")

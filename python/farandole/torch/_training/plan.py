@@ -1,4 +1,4 @@
-"""What an exchange reduces: its parameters as they are now, and what was made for them.
+"""A plan of an exchange holds its parameters as they are now, and what was made for them.
 
 A program may convert its parameters, or unfreeze some, between two steps. Then there is another
 plan.
@@ -27,7 +27,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class How(NamedTuple):
-    """What is the same in every plan of an exchange, which says what these are."""
+    """The options that all plans of an exchange have in common; GradientExchange explains them."""
 
     group: Group
     reduction: Reduction
@@ -109,11 +109,11 @@ class Plan:
 
 
 def _elements(p: torch.Tensor, dtype: torch.dtype, name: str) -> tuple[int, str]:
-    """Of what is sent, as the engine sees them: how many, of which dtype."""
+    """Returns how many elements the engine sends for a parameter, and their dtype."""
     pair = 2 if dtype.is_complex else 1
     return pair * p.numel(), dtype_name(dtype.to_real(), f"parameter '{name}'")
 
 
 def _kind(p: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
-    """What a plan knows of a gradient."""
+    """Returns the properties of a gradient on which a plan depends."""
     return p.dtype, p.device, p.shape

@@ -23,7 +23,7 @@ from farandole.torch._training.wrapped import WrappedOptimizer, become, refuse_u
 
 
 class ReducedOptimizer(WrappedOptimizer):
-    """What DistributedOptimizer puts before the optimizer's own class."""
+    """The class that DistributedOptimizer puts before the optimizer's own."""
 
     _exchange: GradientExchange | None  # None where there is one rank, and outside the process set
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped

@@ -288,7 +288,7 @@ class Shards(Hooked):
 
     @contextmanager
     def _abandoning(self) -> Iterator[None]:
-        """What this rank refuses on its own, the others hear of."""
+        """Tells the other ranks when this rank refuses a step on its own."""
         if self.update.busy:
             self.update.drain()  # of a step that was given up
         try:
