@@ -17,7 +17,7 @@ import tensorflow as tf
 from rank_cases import begin_tensorflow, make_tests, on_ranks
 
 import farandole.tensorflow as hvd
-from farandole.tensorflow import _turns
+from farandole.tensorflow import _plugin, _turns
 from harness import World
 
 
@@ -67,6 +67,35 @@ def a_function_and_its_caller_may_use_the_same_name() -> None:
     for _ in range(2):  # traced by itself, before and after
         assert float(metric(tf.constant(mine()))) == 3
         assert [float(v) for v in outer(tf.constant(mine()))] == [3, 30]
+
+
+@on_ranks(2)
+def gradients_by_constants_run_where_they_are_used() -> None:
+    """TensorFlow makes ones of a known shape without `x`, and of an unknown one from it: then a
+    tape that watches `x` has them, on this rank alone."""
+    if _plugin.uses_pairs():
+        return  # which run whatever a tape has
+    shape = [None] if hvd.rank() else [2]
+
+    @tf.function(input_signature=[tf.TensorSpec(shape)])
+    def counted(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            count = total(tf.reduce_sum(tf.ones_like(x)), "count")
+            loss = total(tf.reduce_sum(x * x), "squares") / count
+        return tape.gradient(loss, x)
+
+    @tf.function(input_signature=[tf.TensorSpec(shape)])
+    def watched(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            ones = tf.ones_like(x)
+            tape.watch([x, ones])
+            loss = total(tf.reduce_sum(ones * 3.0), "ones") * tf.reduce_sum(x)
+        return tape.gradient(loss, ones)
+
+    for _ in range(2):
+        assert counted(tf.fill([2], mine())).numpy().tolist() == [mine()] * 2
+        assert watched(tf.fill([2], mine())).numpy().tolist() == [18.0, 18.0]
 
 
 @on_ranks(2)

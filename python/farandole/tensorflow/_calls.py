@@ -179,7 +179,12 @@ def gradient_of(request: Request, results: _Tensors, gradients: Sequence[Any]) -
         tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, result in zip(gradients, results, strict=True)
     ]
-    return rules[request.kind](request, results, dense)
+    if tf.executing_eagerly() or not all(map(_graph.is_constant, request.tensors)):
+        return rules[request.kind](request, results, dense)
+    # Other ranks' tapes may not have recorded this one. Its gradient is of use only to a program
+    # that watches a constant, on all ranks.
+    with _graph.only_if_used():
+        return rules[request.kind](request, results, dense)
 
 
 def _cut(flat: Any, lengths: Sequence[int]) -> list[Any]:

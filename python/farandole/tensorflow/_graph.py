@@ -6,7 +6,8 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -217,12 +218,63 @@ def is_function(graph: Any) -> bool:
     return hasattr(graph, "control_outputs")
 
 
+_only_if_used: list[None] = []
+
+
+@contextmanager
+def only_if_used() -> Iterator[None]:
+    """Operations that are made meanwhile run only where the function uses their results."""
+    _only_if_used.append(None)
+    try:
+        yield
+    finally:
+        _only_if_used.pop()
+
+
 def keep(results: list[Any]) -> None:
     """An operation runs in every call of the function, also where nobody uses its results: the
     other ranks do not know that."""
     outputs = getattr(tf.compat.v1.get_default_graph(), "control_outputs", None)
-    if outputs is not None and results:
+    if outputs is not None and results and not _only_if_used:
         outputs.append(results[0] if isinstance(results[0], tf.Operation) else results[0].op)
+
+
+# ---- where gradients end ----
+
+# Where the graph knows the shape, TensorFlow makes constants in their place.
+_WITHOUT_GRADIENT = ("OnesLike", "ZerosLike")
+
+
+def is_constant(tensor: tf.Tensor) -> bool:
+    """Whether no gradient flows through a tensor of a graph to a variable or an argument.
+
+    Tapes do not tell: they record ``tf.ones_like(x)`` only where the graph does not know the shape
+    of `x`, which one rank's may know and another's not."""
+    waiting, seen = [tensor], set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if tensor.op.type == "Placeholder":
+            captured = _captured(tensor)
+            if captured is None:
+                return False
+            waiting.append(captured)
+        elif tensor.op.type not in _WITHOUT_GRADIENT:
+            inputs = tensor.op.inputs
+            if any(each.dtype in (tf.resource, tf.variant) for each in inputs):
+                return False  # a variable, an iterator, a list
+            waiting += [each for each in inputs if each.dtype.is_floating or each.dtype.is_complex]
+    return True
+
+
+def _captured(placeholder: tf.Tensor) -> tf.Tensor | None:
+    """The tensor of the outer graph that it stands for; None for an argument."""
+    for outer, inner in getattr(placeholder.graph, "captures", ()):
+        if inner is placeholder:
+            return outer if hasattr(outer, "graph") else None  # eager tensors have none
+    return None
 
 
 # ---- the order of what blocks ----
