@@ -485,6 +485,70 @@ def steps_run_eagerly_and_as_functions() -> None:
     compare_loops("function in run", 1)
 
 
+def normalized(strategy: Any, how: str) -> Any:
+    """The weights after a batch with one sample, which one replica has."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        norm = keras.layers.BatchNormalization(synchronized=strategy.num_replicas_in_sync > 1)
+        layers = [keras.Input((4,)), keras.layers.Dense(3), norm, keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True) - 1.0)) / 6
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    one = tf.function(step) if how == "function in run" else step
+
+    def run(x: Any) -> None:
+        strategy.run(one, args=(x,))
+
+    train = tf.function(run) if how == "run in function" else run
+    samples = np.random.default_rng(3).normal(size=(7, 4)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices(samples).batch(6)
+    for _ in range(2):
+        for x in strategy.experimental_distribute_dataset(dataset):
+            train(x)
+    return model
+
+
+@on_ranks(2, 3)
+def synchronized_layers_are_right_where_a_replica_has_no_samples() -> None:
+    """In a function each rank traces for the shape of its part, and an empty part has none. So its
+    tape alone had a gradient of the count, for which this rank waited for ever."""
+    for how in ("run in function", "function in run", "run"):
+        mine = normalized(mirrored(), how)
+        work.assert_same_on_all_ranks(mine)
+        alone = normalized(tf.distribute.get_strategy(), how)
+        for a, b in zip(mine.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=how)
+
+
+@on_ranks(2)
+def gradients_of_a_replica_without_samples_count_nowhere() -> None:
+    """Not in those of a sum either, which are summed, too."""
+    weight = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+
+    def step(x: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        with tf.GradientTape() as tape:
+            tape.watch(weight)
+            outputs = x @ weight + 1.0
+            sums = context.all_reduce("SUM", [tf.reduce_sum(outputs, 0), outputs[0]])
+            loss = tf.reduce_sum(tf.square(outputs) * sums[0] * sums[1])
+        return context.all_reduce("SUM", tape.gradient(loss, weight))
+
+    def outcome(run: Any) -> Any:
+        return run(step, (tf.ones([1 - fd.rank(), 2]),)).numpy().tolist()
+
+    strategy = mirrored()
+    # The loss is y⁴ for y = [5, 7], so its gradient is 4 y³. What is returned is zero here, too.
+    right = [[500.0, 1372.0] if fd.rank() == 0 else [0.0, 0.0]] * 2
+    assert outcome(strategy.run) == outcome(tf.function(strategy.run)) == right
+
+
 # ---- single calls ----
 
 

@@ -210,10 +210,11 @@ class Extended(OneOfManyExtended):
             return collectives.reduce_all(op, tensors, packing.of(tensors))
         kept = self.presence.kept(tensors)
         if op == SUM:
-            return collectives.reduce_all(SUM, kept, packing.of(kept))
+            return self.presence.received(collectives.reduce_all(SUM, kept, packing.of(kept)))
         # The mean of those replicas that have samples.
         kept.append(self.presence.count())
         *sums, count = collectives.reduce_all(SUM, kept, packing.of(kept))
+        sums = self.presence.received(sums)
         return [self.presence.divided(each, count) for each in sums]
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -233,7 +234,8 @@ class Extended(OneOfManyExtended):
     ) -> Any:
         del destinations
         self.packing.merged(options)  # or what it refuses
-        return collectives.gather(self.presence.rows(local(value)), axis)
+        rows = self.presence.rows(local(value))
+        return self.presence.received([collectives.gather(rows, axis)])[0]
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """What aggregation ONLY_FIRST_REPLICA assigns."""

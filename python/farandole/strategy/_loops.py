@@ -1,4 +1,6 @@
-"""Keras' optimizers in a loop of a scope: all replicas' gradients are summed before anything else.
+"""Keras' optimizers and layers in a loop of a scope.
+
+All replicas' gradients are summed before anything else.
 
 Keras sums them last. So a LossScaleOptimizer would look at the replica's own, and each replica
 decide by itself; and weights would have decayed where a rank is lost before the sums are there.
@@ -34,6 +36,24 @@ def teach(optimizers: Any) -> None:
     scaling = optimizers.LossScaleOptimizer
     owner.apply = _taught(owner.apply, lambda one: one, _sums_first)
     scaling.apply = _taught(scaling.apply, lambda one: one.inner_optimizer, lambda _: True)
+
+
+@functools.cache
+def teach_normalization(layer: Any) -> None:
+    """Synchronized moments are of all samples: a replica without any keeps the moving averages
+    that they give."""
+    own = layer.call
+
+    @as_is
+    @functools.wraps(own)
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        # Keras does not synchronize what is masked.
+        if not self.synchronized or mask is not None or not _in_replica():
+            return own(self, inputs, training=training, mask=mask)
+        with tf.distribute.get_strategy().extended.presence.writing_alike():
+            return own(self, inputs, training=training, mask=mask)
+
+    layer.call = call
 
 
 def _sums_first(optimizer: Any) -> bool:

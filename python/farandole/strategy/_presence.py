@@ -2,7 +2,8 @@
 
 No framework computes on an empty batch. So `run` hands such a replica one sample of zeros, and
 here is what keeps that sample from counting: what the replica adds to reductions is zero, its rows
-are left out of what is gathered and returned, and its metrics stay as they were.
+are left out of what is gathered and returned, and its metrics stay as they were. Gradients flow
+back through reductions, so those of such a replica are zero there, too.
 
 A step may be traced long before a part is empty, and functions call functions. So that a replica
 has samples is a variable, which graphs read when they run.
@@ -27,6 +28,7 @@ class Presence:
             self._variable = tf.Variable(True, trainable=False, name="has_samples")
         self._now = True  # the same, for what runs eagerly
         self.needed = _world.size() > 1  # one replica has all samples
+        self.writes_alike = False  # what is written is of all replicas' samples
 
     @contextmanager
     def of(self, has_samples: Any) -> Iterator[None]:
@@ -44,6 +46,15 @@ class Presence:
             self._now = True
             self._variable.assign(True)
 
+    @contextmanager
+    def writing_alike(self) -> Iterator[None]:
+        """What variables are assigned meanwhile is the same on all replicas, and stays."""
+        before, self.writes_alike = self.writes_alike, True
+        try:
+            yield
+        finally:
+            self.writes_alike = before
+
     def _is_there(self) -> Any:
         return self._now if tf.executing_eagerly() else self._variable.read_value()
 
@@ -51,14 +62,20 @@ class Presence:
         """Tensors and slices, or zeros in their place."""
         if not self.needed or (tf.executing_eagerly() and self._now):
             return list(values)
-        dense = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
-        result = _choose(self._is_there(), dense, [tf.zeros_like(each) for each in dense])
-        return [
-            tf.IndexedSlices(each, v.indices, v.dense_shape)
-            if isinstance(v, tf.IndexedSlices)
-            else each
-            for v, each in zip(values, result, strict=True)
-        ]
+        return _kept(self._is_there(), values)
+
+    def received(self, values: Sequence[Any]) -> list[Any]:
+        """Tensors and slices that a collective gives. Gradients by them are kept, too: the other
+        replicas add them to their own."""
+        if self.certain:
+            return list(values)
+        there = self._is_there()  # gradients may be computed after the step
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def received(*given: tf.Tensor) -> Any:
+            return [tf.identity(each) for each in given], lambda *flows: _kept(there, flows)
+
+        return _with_dense(values, received(*_dense(values)))
 
     def count(self) -> tf.Tensor:
         """1, or 0 for a replica without samples."""
@@ -106,6 +123,25 @@ class Presence:
     def certain(self) -> bool:
         """Whether nothing need be kept from counting."""
         return not self.needed or (tf.executing_eagerly() and self._now)
+
+
+def _kept(there: Any, values: Sequence[Any]) -> list[Any]:
+    dense = _dense(values)
+    return _with_dense(values, _choose(there, dense, [tf.zeros_like(each) for each in dense]))
+
+
+def _dense(values: Sequence[Any]) -> list[Any]:
+    return [each.values if isinstance(each, tf.IndexedSlices) else each for each in values]
+
+
+def _with_dense(values: Sequence[Any], dense: Sequence[Any]) -> list[Any]:
+    """Tensors, or slices of the same indices as `values`."""
+    return [
+        tf.IndexedSlices(each, value.indices, value.dense_shape)
+        if isinstance(value, tf.IndexedSlices)
+        else each
+        for value, each in zip(values, dense, strict=True)
+    ]
 
 
 def _choose(there: Any, values: list[Any], others: list[Any]) -> list[Any]:

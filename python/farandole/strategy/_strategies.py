@@ -39,6 +39,7 @@ def teach_keras() -> None:
         _keras.teach(keras.Model)
         _central_keras.teach(keras.optimizers)
         _loops.teach(keras.optimizers)
+        _loops.teach_normalization(keras.layers.BatchNormalization)
 
 
 class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types

@@ -19,7 +19,7 @@ def _written_by_one(own: Any, variable: Any, update: Any, value: Any, options: A
     """A write that no other replica takes part in."""
     extended = variable.distribute_strategy.extended
     presence = extended.presence
-    if presence.certain or extended.inside_keras:
+    if presence.certain or presence.writes_alike or extended.inside_keras:
         return own(update, value, **options)
     local = variable._get_on_device_or_primary()
     before = tf.identity(local)
