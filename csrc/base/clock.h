@@ -1,6 +1,7 @@
 // Time as the engine sees it: monotonic, in nanoseconds, always a parameter of polled code.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -14,6 +15,12 @@ inline TimePoint now() { return Clock::now(); }
 /// Of a turn's end; TimePoint::min() is one that takes no look at the clock.
 inline bool has_come(TimePoint when) { return when == TimePoint::min() || now() >= when; }
 
+/// Below zero: none.
+inline Duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(std::max(seconds, 0.0)));
+}
+
 /// A point in time after which a wait gives up; the default never comes.
 struct Deadline {
   TimePoint at = TimePoint::max();
@@ -22,9 +29,7 @@ struct Deadline {
   static Deadline after(Duration delay) { return {now() + delay}; }
   /// More than a century from now is never: clocks count nanoseconds in 64 bits.
   static Deadline after_seconds(double seconds) {
-    if (!(seconds < 3.2e9)) return never();
-    return after(std::chrono::duration_cast<Duration>(
-        std::chrono::duration<double>(seconds > 0 ? seconds : 0)));
+    return seconds < 3.2e9 ? after(duration_of(seconds)) : never();
   }
   bool passed(TimePoint when) const { return when >= at; }
   Duration left(TimePoint when) const { return at <= when ? Duration::zero() : at - when; }

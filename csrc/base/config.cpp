@@ -140,6 +140,10 @@ const std::vector<Variable>& variables() {
              "seconds an operation may wait for other ranks before it fails; 0: for ever"),
       number("FARANDOLE_START_TIMEOUT", &Config::start_timeout,
              "seconds init() waits for all ranks to arrive"),
+      number(
+          "FARANDOLE_LINK_TIMEOUT", &Config::link_timeout,
+          "seconds after which the ranks of a host are lost from which nothing comes, not even an "
+          "acknowledgement from its kernel; at least 0.5; 0: never"),
       number("FARANDOLE_WARN_AFTER", &Config::warn_after,
              "seconds after which a waiting operation names the ranks it waits for"),
       bytes("FARANDOLE_BUCKET_BYTES", &Config::bucket_bytes,

@@ -11,6 +11,7 @@ struct Config {
   double timeout = 1800;                // FARANDOLE_TIMEOUT
   double start_timeout = 300;           // FARANDOLE_START_TIMEOUT
   double warn_after = 10;               // FARANDOLE_WARN_AFTER
+  double link_timeout = 1.5;            // FARANDOLE_LINK_TIMEOUT
   size_t bucket_bytes = 25 << 20;       // FARANDOLE_BUCKET_BYTES
   size_t first_bucket_bytes = 1 << 20;  // FARANDOLE_FIRST_BUCKET_BYTES
   size_t in_place_bytes = 4 << 20;      // FARANDOLE_IN_PLACE_BYTES

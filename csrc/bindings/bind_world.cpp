@@ -146,6 +146,11 @@ Host enter(Roll roll, const Config& config, Deadline deadline, const py::object&
   return host;
 }
 
+Duration most_silence(const Config& config) {
+  const double seconds = config.link_timeout;
+  return seconds == 0 ? Duration::max() : duration_of(std::max(seconds, 0.5));
+}
+
 std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<HostPeer>>& peers,
                                   const std::shared_ptr<Segment>& memory, const std::string& job,
                                   const std::optional<double>& start_timeout,
@@ -158,7 +163,7 @@ std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<Ho
   Roll roll{.rank = rank,
             .memory = memory,
             .on_several_hosts = listeners.has_value(),
-            .hides = wire == Wire::sealed};
+            .mesh = {.hides = wire == Wire::sealed, .most_silence = most_silence(config)}};
   for (const auto& peer : peers) roll.peers.push_back(std::move(*peer));
   if (listeners)
     for (const int listener : *listeners) roll.listeners.emplace_back(listener);

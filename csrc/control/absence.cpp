@@ -17,6 +17,33 @@ bool has_left(const Presence& around, int world_rank) {
   return world_rank == around.host->rank || !is_ending(*around.host->segment, world_rank);
 }
 
+std::optional<Error> loss_of(const Host& host, int world_rank, const std::string& when,
+                             Context where) {
+  const HostPeer& peer = host.peers[static_cast<size_t>(world_rank)];
+  const Loss loss = peer.here ? Loss::none : host.mesh->loss_of(world_rank);
+  const std::string seen = "; seen by rank " + std::to_string(host.rank);
+  if (loss == Loss::silent) {
+    where.evidence = "nothing came from host " + peer.info.host +
+                     " for as long as FARANDOLE_LINK_TIMEOUT allows, not even from its kernel" +
+                     seen;
+    return Error(ErrorCode::peer_lost,
+                 host.name_of(world_rank) + " was lost " + when +
+                     ": the connection to its host is gone, and it may be cut off rather than dead",
+                 std::move(where));
+  }
+  if (loss == Loss::link) {
+    where.peer = world_rank;
+    where.evidence = "its host answers at the address where it listens" + seen;
+    return Error(ErrorCode::link,
+                 "the connection between " + host.name_of(host.rank) + " and " +
+                     host.name_of(world_rank) + " was lost " + when +
+                     " and could not be made again",
+                 std::move(where),
+                 "look for a firewall or a router between the two that resets connections");
+  }
+  return std::nullopt;
+}
+
 std::optional<Error> absence_of(const Presence& around, int world_rank, Context where,
                                 bool submitted) {
   if (!is_absent(around, world_rank)) return std::nullopt;
@@ -43,14 +70,7 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
     where.evidence = "seen by rank " + me + ", which has checked every field";
     return Error(ErrorCode::link, why + "; during " + title, std::move(where), Malformed::kAdvice);
   }
-  if (!peer.here && around.host->mesh->has_lost_sight_of(world_rank)) {
-    where.evidence = "nothing came from host " + peer.info.host +
-                     " for nearly 2 s, not even from its kernel; seen by rank " + me;
-    return Error(ErrorCode::peer_lost,
-                 name + " was lost during " + title +
-                     ": the connection to its host is gone, and it may be cut off rather than dead",
-                 std::move(where));
-  }
+  if (auto loss = loss_of(*around.host, world_rank, "during " + title, where)) return loss;
   where.evidence = std::string(peer.here ? "its process descriptor reports its end"
                                          : "its connection has ended") +
                    "; seen by rank " + me;

@@ -1,14 +1,12 @@
 #include "control/control_mesh.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/fixed_text.h"
@@ -21,20 +19,9 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kControlKey = 0x636f'6e74'726f'6c21;  // of no stream: stream_key() is odd, too,
-constexpr int kControlLane = kMostTcpLanes - 1;          // but opens only a backend's few lanes
 constexpr auto kBeat = std::chrono::milliseconds(250);
-// For a host that answers nothing, not even as a kernel does. The beat before it takes its time,
-// too: all others know within 2 s.
-constexpr int kVanishedMs = 1500;
-constexpr size_t kLargestFrame = 1 << 20;
 constexpr auto kLastWords = std::chrono::milliseconds(500);
 constexpr auto kSlept = std::chrono::seconds(1);  // this thread itself, which then knows nothing
-
-bool means_silence(int error) {
-  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
-         error == EHOSTDOWN || error == ENETDOWN;
-}
 
 /// Why that rank cannot be reached, with where it is.
 Error of_host(const Error& error, const Host& host, int rank) {
@@ -47,26 +34,24 @@ Error of_host(const Error& error, const Host& host, int rank) {
 }  // namespace
 
 ControlMesh::ControlMesh(std::shared_ptr<Segment> segment, int rank, std::vector<bool> here,
-                         std::shared_ptr<TcpDoor> door, bool hides)
+                         std::shared_ptr<TcpDoor> door, ControlMeshOptions options)
     : segment_(std::move(segment)),
       rank_(rank),
       door_(std::move(door)),
-      hides_(hides),
+      options_(options),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      wake_(make_event_fd()) {
+      wake_(std::make_shared<Fd>(make_event_fd())) {
   open_more_files();  // one for each rank, and more for data
   for (int r = 0; r < static_cast<int>(here.size()); ++r) {
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->here = here[static_cast<size_t>(r)];
-    if (r != rank_)
-      peers_.back()->arrival =
-          door_->await({std::min(r, rank_), std::max(r, rank_), kControlKey, kControlLane});
+    if (r != rank_) peers_.back()->arrival = door_->await(lane_with(r));
   }
 }
 
 ControlMesh::~ControlMesh() {
   stopping_.store(true);
-  ring(wake_.get());
+  ring(wake_->get());
   if (thread_.joinable()) thread_.join();
 }
 
@@ -101,17 +86,13 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
     const HostPeer& known = host.peers[static_cast<size_t>(r)];
     if (r != rank_ && known.process) other.process = copy_of(known.process);
     other.pid = known.info.pid;
+    while (!host.share_one(static_cast<int>(other.host), r)) ++other.host;
     if (!other.arrival) continue;
-    other.socket = std::move(other.arrival->connection.socket);
-    other.seals.emplace(other.arrival->connection.keys, hides_);
-    other.arrival.reset();
     other.open = true;
-    other.heard = now();
-    ::setsockopt(other.socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kVanishedMs,
-                 sizeof kVanishedMs);
-    watch(epoll_.get(), other.socket.get(), EPOLLIN, static_cast<uint64_t>(r));
+    begin_on(r, std::move(std::exchange(other.arrival, nullptr)->connection));
+    await_next(r);
   }
-  watch(epoll_.get(), wake_.get(), EPOLLIN, kWake);
+  watch(epoll_.get(), wake_->get(), EPOLLIN, kWake);
   watch_ends();
   last_turn_ = now();
   thread_ = start_quiet_thread("farandole-ctl", [this] { main(); });
@@ -119,12 +100,13 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
 
 void ControlMesh::close_descriptors() {
   epoll_.reset();
-  wake_.reset();
+  wake_->reset();
   launcher_.reset();
   clock_.close();
   doorbell_.reset();
   for (const auto& other : peers_) {
-    other->socket.reset();
+    other->line.close_descriptor();
+    if (other->broken) other->broken->knock.reset();
     other->process.reset();
   }
 }
@@ -133,19 +115,22 @@ void ControlMesh::close_descriptors() {
 
 void ControlMesh::main() {
   while (!stopping_.load()) {
+    forgive_silence();
     const TimePoint when = now();
     if (when >= next_beat_) {
       next_beat_ = when + kBeat;
+      for (int r = 0; r < static_cast<int>(peers_.size()); ++r) watch_traffic(r);
+      for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+        if (is_silent(r)) lose(r, Loss::silent);
       const Lock lock(mutex_);
       for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
-        if (peer(r).open && peer(r).outgoing.empty()) send_beat(r);
+        if (peer(r).open && !peer(r).line.has_unsent()) send_beat(r);
       tell_lost_sight();
     }
     flush_all();
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_beat_ - now()).count();
-    bool more = look(static_cast<int>(std::max<int64_t>(0, left)));
+    bool more = look(time_to_next());
     while (more) more = look(0);
-    forgive_silence();
+    mend();
     settle_reports();
   }
   settle_reports();
@@ -153,10 +138,19 @@ void ControlMesh::main() {
   const Deadline until = Deadline::after(kLastWords);
   for (;;) {
     flush_all();
-    const Lock lock(mutex_);
-    if (!has_outgoing() || until.passed(now())) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    {
+      const Lock lock(mutex_);
+      if (!has_outgoing() || until.passed(now())) return;
+    }
+    look(1);
   }
+}
+
+/// In milliseconds.
+int ControlMesh::time_to_next() const {
+  const Duration left = std::min(next_beat_, mend_until_) - now();
+  return static_cast<int>(
+      std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(left).count()));
 }
 
 /// True when there may be more to be read at once.
@@ -167,9 +161,11 @@ bool ControlMesh::look(int timeout_ms) {
   for (int i = 0; i < n; ++i) {
     const uint64_t tag = events[i].data.u64;
     if (tag == kWake)
-      silence(wake_.get());
+      silence(wake_->get());
     else if (tag == kLauncher)
       hear_launcher();
+    else if (tag >= kKnock)
+      hear_knock(static_cast<int>(tag - kKnock));
     else if (tag >= kProcess)
       note_end(static_cast<int>(tag - kProcess));
     else
@@ -181,33 +177,17 @@ bool ControlMesh::look(int timeout_ms) {
 /// Who has stood still has not listened.
 void ControlMesh::forgive_silence() {
   const TimePoint when = now();
-  if (when - last_turn_ > kSlept)
-    for (const auto& other : peers_)
-      if (other->distrust.empty()) other->heard = when;
+  for (int r = 0; when - last_turn_ > kSlept && r < static_cast<int>(peers_.size()); ++r) {
+    Peer& other = peer(r);
+    if (other.distrust.empty()) other.heard = other.acknowledged = when;
+    if (other.broken) other.broken->since = when;
+    segment_->heard_of(r).store(static_cast<uint64_t>(nanoseconds_now()));
+  }
   last_turn_ = when;
 }
 
 bool ControlMesh::has_outgoing() const {
-  return std::ranges::any_of(peers_, [](const auto& p) { return p->open && !p->outgoing.empty(); });
-}
-
-/// False: the connection is broken.
-bool ControlMesh::flush(Peer& to) {
-  while (!to.outgoing.empty()) {
-    const std::vector<std::byte>& front = to.outgoing.front();
-    const ssize_t count = ::send(to.socket.get(), front.data() + to.sent, front.size() - to.sent,
-                                 MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;  // the next beat tries again
-    if (count < 0) {
-      to.error = errno;
-      return false;
-    }
-    to.sent += static_cast<size_t>(count);
-    if (to.sent < front.size()) continue;
-    to.outgoing.pop_front();
-    to.sent = 0;
-  }
-  return true;
+  return std::ranges::any_of(peers_, [](const auto& p) { return p->open && p->line.has_unsent(); });
 }
 
 void ControlMesh::flush_all() {
@@ -215,28 +195,25 @@ void ControlMesh::flush_all() {
   {
     const Lock lock(mutex_);
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
-      if (peer(r).open && !flush(peer(r))) broken.push_back(r);
+      if (peer(r).line.is_open() && !peer(r).line.flush()) broken.push_back(r);
   }
   for (const int r : broken) read(r);  // what it has said before counts
 }
 
 void ControlMesh::read(int rank) {
   Peer& from = peer(rank);
-  if (!from.socket) return;
-  for (;;) {
-    std::byte chunk[4096];
-    const ssize_t count = ::recv(from.socket.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+  while (from.line.is_open()) {
+    const ssize_t count = from.line.receive();
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return;
-    if (count <= 0) {
-      lose(rank, count < 0 ? errno : from.error);
-      return;
+    if (count <= 0) return note_break(rank, count < 0 ? errno : from.line.error());
+    if (!distrust(rank).empty()) {
+      from.line.forget();
+      continue;
     }
-    if (!distrust(rank).empty()) continue;
     from.heard = now();
-    from.coming.insert(from.coming.end(), chunk, chunk + count);
     try {
-      taken("a control message", rank, rank_, [&] { take_frames(rank); });
+      taken("a control message", rank, rank_, [&] { take_messages(rank); });
     } catch (const Error& error) {
       stop_reading(rank, error);
     }
@@ -252,7 +229,7 @@ std::string ControlMesh::distrust(int rank) const {
 /// dead, whose connection has ended.
 void ControlMesh::stop_reading(int rank, const Error& error) {
   Peer& odd = peer(rank);
-  odd.coming.clear();
+  odd.line.forget();
   odd.heard = TimePoint{};
   odd.finished.store(true, std::memory_order_release);
   {
@@ -264,30 +241,20 @@ void ControlMesh::stop_reading(int rank, const Error& error) {
   ring(doorbell_.get());
 }
 
-void ControlMesh::take_frames(int rank) {
-  std::vector<std::byte>& coming = peer(rank).coming;
-  size_t at = 0;
-  uint32_t length = 0;
-  while (coming.size() - at >= sizeof length) {
-    std::memcpy(&length, coming.data() + at, sizeof length);
-    if (length > kLargestFrame)
-      WireReader::malformed("a control message of " + std::to_string(length) + " bytes");
-    const size_t whole = length + Seals::kBytes;
-    if (coming.size() - at - sizeof length < whole) break;
-    const auto sealed = std::span(coming).subspan(at + sizeof length, whole);
-    if (!peer(rank).seals->in.opens(sealed)) WireReader::malformed(kBrokenSeal);
-    WireReader from(sealed.first(length));
+void ControlMesh::take_messages(int rank) {
+  while (const auto message = peer(rank).line.next()) {
+    WireReader from(*message);
     take(rank, from);
     from.end();
-    at += sizeof length + whole;
   }
-  coming.erase(coming.begin(), coming.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 void ControlMesh::take(int rank, WireReader& from) {
   switch (from.get_enum(ControlFrame::death)) {
+    case ControlFrame::resume:
+      return take_resume(rank, from);
     case ControlFrame::beat:
-      return;
+      return take_beat(rank, from);
     case ControlFrame::ping:
       return answer_ping(rank, from);
     case ControlFrame::pong:
@@ -316,6 +283,18 @@ void ControlMesh::take(int rank, WireReader& from) {
 }
 
 // ---- who is there ----
+
+void ControlMesh::take_resume(int rank, WireReader& from) {
+  const auto told = get_message<ResumeMessage>(from);
+  const Lock lock(mutex_);
+  peer(rank).line.resume(told.taken);
+}
+
+void ControlMesh::take_beat(int rank, WireReader& from) {
+  const auto told = get_message<BeatMessage>(from);
+  const Lock lock(mutex_);
+  peer(rank).line.acknowledge(told.taken);
+}
 
 FrameWriter ControlMesh::state_frame() const {
   const RankPage& page = segment_->page(rank_);
@@ -384,38 +363,18 @@ void ControlMesh::take_state(int rank, WireReader& from) {
   ring(doorbell_.get());
 }
 
-void ControlMesh::lose(int rank, int error) {
-  Peer& gone = peer(rank);
-  // Whoever was to say last of all how it ends has ended before.
-  const bool left = segment_->state_of(rank) >= RankState::leaving && !is_ending(*segment_, rank);
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, gone.socket.get(), nullptr);
-  if (!gone.here && left) segment_->show_state(rank, RankState::gone);
-  gone.finished.store(true, std::memory_order_release);
-  const bool silent = !left && means_silence(error);
-  gone.silent.store(silent, std::memory_order_release);  // before it is known that it is lost
-  gone.lost.store(!left, std::memory_order_release);
-  {
-    const Lock lock(mutex_);
-    gone.open = false;
-    gone.outgoing.clear();
-    gone.socket.reset();
-    if (silent) tell_lost_sight();
-  }
-  ring(doorbell_.get());
-}
-
 // ---- with mutex_ held ----
 
 void ControlMesh::send(int rank, FrameWriter frame) {
-  Peer& to = peer(rank);
-  to.seals->out.close(to.outgoing.emplace_back(frame.take_frame()));
-  ring(wake_.get());
+  peer(rank).line.send(std::move(frame));
+  ring(wake_->get());
 }
 
 /// That this rank is there. Of rank 0's clock it learns by that, if its host has another one.
 void ControlMesh::send_beat(int rank) {
   const bool asks = rank == 0 && !peer(0).here;
-  send(rank, asks ? frame_of<PingMessage>(nanoseconds_now()) : frame_of<BeatMessage>());
+  const uint64_t taken = peer(rank).line.taken();
+  send(rank, asks ? frame_of<PingMessage>(taken, nanoseconds_now()) : frame_of<BeatMessage>(taken));
 }
 
 }  // namespace farandole

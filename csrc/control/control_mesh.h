@@ -25,6 +25,18 @@
 // process descriptor, and tell all others; `farandole run`, which is its parent, tells every host's
 // ranks. So who sees the end of a connection waits for that word, for a moment, where anybody may
 // say it.
+//
+// Note [What the end of a connection means]
+//
+// That the rank is dead, or that something between the hosts has reset it, or that the other end
+// hears nothing of us. So it knocks where the rank listens. Refused: the rank is dead, for its
+// kernel would take the connection though the rank were stopped. Taken: it lives, the lower rank
+// dials again, and both go on with what the other lacks (Note [A line outlives its connection]); if
+// that fails, it is the link that is lost. No answer: the host is out of sight.
+//
+// Likewise where nothing comes any more. Beats must be acknowledged, by the kernel at least. They
+// may be stuck behind data on a slow way, so bytes that move on any connection between the two
+// hosts are evidence as good, and ranks of a host share it (Segment::heard_of).
 #pragma once
 
 #include <atomic>
@@ -42,6 +54,7 @@
 #include "base/clock.h"
 #include "base/wire.h"
 #include "control/clock_log.h"
+#include "control/control_line.h"
 #include "control/deaths.h"
 #include "control/failure_detector.h"
 #include "control/host.h"
@@ -51,12 +64,24 @@
 
 namespace farandole {
 
+/// Why a rank elsewhere counts as lost.
+enum class Loss : uint8_t {
+  none,
+  died,
+  silent,  // nothing comes any more, not even from its kernel: it may be cut off, and live
+  link     // it lives, and no connection to it lasts
+};
+
+struct ControlMeshOptions {
+  bool hides = false;                                       // messages are encrypted
+  Duration most_silence = std::chrono::milliseconds(1500);  // FARANDOLE_LINK_TIMEOUT
+};
+
 class ControlMesh : public ProgressBoard {
  public:
-  /// `here`: by world rank, which ranks map `segment`. `hides`: messages are encrypted. Connects to
-  /// all others without waiting.
+  /// `here`: by world rank, which ranks map `segment`. Connects to all others without waiting.
   ControlMesh(std::shared_ptr<Segment> segment, int rank, std::vector<bool> here,
-              std::shared_ptr<TcpDoor> door, bool hides = false);
+              std::shared_ptr<TcpDoor> door, ControlMeshOptions options = {});
   ~ControlMesh() override;
   ControlMesh(const ControlMesh&) = delete;
   ControlMesh& operator=(const ControlMesh&) = delete;
@@ -68,9 +93,10 @@ class ControlMesh : public ProgressBoard {
   const std::shared_ptr<TcpDoor>& door() const { return door_; }
   /// Its connection has ended, though it had not said that it leaves.
   bool has_lost(int rank) const { return peer(rank).lost.load(std::memory_order_acquire); }
-  /// So it was lost: nothing came any more, not even from its kernel. It may be cut off, and live.
+  Loss loss_of(int rank) const { return peer(rank).loss.load(std::memory_order_acquire); }
+  /// Of whom it may be that they live, and that others hear them.
   bool has_lost_sight_of(int rank) const {
-    return peer(rank).silent.load(std::memory_order_acquire);
+    return loss_of(rank) == Loss::silent || loss_of(rank) == Loss::link;
   }
 
   /// Why nothing that it says is read any more: bytes came that no rank sends. Empty: it is.
@@ -116,20 +142,27 @@ class ControlMesh : public ProgressBoard {
   void close_descriptors();
 
  private:
+  struct Break {
+    TimePoint since{};
+    int dials = 0;
+    Fd knock;
+    bool answered = false;
+  };
   struct Peer {
     bool here = false;
-    std::shared_ptr<TcpArrival> arrival;  // until it is connected
-    Fd socket;
-    std::optional<Seals> seals;  // `out` is guarded by mutex_, `in` the thread's alone
+    size_t host = 0;                      // of those that share one: the first one's rank
+    std::shared_ptr<TcpArrival> arrival;  // of its next connection, where one is awaited
+    ControlLine line;                     // guarded by mutex_, but for what is read
     std::atomic<bool> lost{false}, finished{false};
-    bool open = false;  // guarded by mutex_, as what follows
-    std::deque<std::vector<std::byte>> outgoing;
-    size_t sent = 0;                // of the first of them
-    std::vector<std::byte> coming;  // of the thread alone, as what follows
-    TimePoint heard{};
-    int error = 0;               // what broke the connection
-    std::set<int> out_of_sight;  // whom it hears no more, by its own words; guarded by mutex_
-    std::atomic<bool> silent{false};
+    bool open = false;                  // neither lost nor gone; guarded by mutex_
+    TimePoint heard{};                  // of the thread alone, as what follows
+    TcpTraffic traffic;                 // as it was last seen
+    uint64_t data = 0;                  // TcpLinks::moved(), likewise
+    TimePoint acknowledged{};           // when its kernel last had all, or more than before
+    std::optional<TcpAddress> listens;  // where this rank would knock
+    std::optional<Break> broken;        // while there is no connection
+    std::set<int> out_of_sight;         // whom it hears no more, by its own words; of mutex_
+    std::atomic<Loss> loss{Loss::none};
     std::string distrust;  // see there; guarded by mutex_
     Fd process;            // of a rank here
     pid_t pid = 0;
@@ -145,13 +178,15 @@ class ControlMesh : public ProgressBoard {
 
   Peer& peer(int rank) const { return *peers_[static_cast<size_t>(rank)]; }
   void main();
+  int time_to_next() const;
   bool look(int timeout_ms);
-  bool flush(Peer& to);
   bool has_outgoing() const;
   void flush_all();
   void read(int rank);
-  void take_frames(int rank);
+  void take_messages(int rank);
   void take(int rank, WireReader& from);
+  void take_resume(int rank, WireReader& from);
+  void take_beat(int rank, WireReader& from);
   void take_state(int rank, WireReader& from);
   void take_report(int rank, WireReader& from);
   void take_verdict(int rank, WireReader& from);
@@ -169,9 +204,20 @@ class ControlMesh : public ProgressBoard {
   void take_waits_of(int rank, WireReader& from);
   void answer_ping(int rank, WireReader& from);
   void take_pong(WireReader& from);
-  void lose(int rank, int error);
   void stop_reading(int rank, const Error& error);
   void forgive_silence();
+  // What becomes of connections: control_mesh_links.cpp.
+  TcpLane lane_with(int rank) const;
+  void begin_on(int rank, TcpConnection connection);
+  void await_next(int rank);
+  void take_arrival(int rank);
+  void note_break(int rank, int error);
+  void knock(int rank);
+  void hear_knock(int rank);
+  void mend();
+  void lose(int rank, Loss loss);
+  void watch_traffic(int rank);
+  bool is_silent(int rank) const;
   void settle_reports();
   // With mutex_ held.
   void send(int rank, FrameWriter frame);
@@ -187,13 +233,15 @@ class ControlMesh : public ProgressBoard {
   std::shared_ptr<Segment> segment_;
   const int rank_;
   std::shared_ptr<TcpDoor> door_;
-  const bool hides_;
+  const ControlMeshOptions options_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by world rank; this one's has no connection
   Fd doorbell_;  // a copy, as of processes: this may outlive the engine
-  Fd epoll_, wake_;
+  Fd epoll_;
+  std::shared_ptr<Fd> wake_;
   Fd launcher_;  // where `farandole run` says how ranks have ended, if it started them; of mutex_
   std::atomic<bool> hears_launcher_{false};
   TimePoint next_beat_{};
+  TimePoint mend_until_ = TimePoint::max();  // when the first broken connection is given up
   ClockLog clock_;
 
   mutable std::mutex mutex_;  // guards these

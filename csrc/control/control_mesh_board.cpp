@@ -106,10 +106,11 @@ void ControlMesh::take_deadlock(WireReader& from) {
 // ---- what time it is ----
 
 void ControlMesh::answer_ping(int rank, WireReader& from) {
-  const int64_t sent = get_message<PingMessage>(from).sent;
   const int64_t arrived = nanoseconds_now();
+  const auto told = get_message<PingMessage>(from);
   const Lock lock(mutex_);
-  send(rank, frame_of<PongMessage>(sent, arrived, nanoseconds_now()));
+  peer(rank).line.acknowledge(told.taken);
+  send(rank, frame_of<PongMessage>(told.sent, arrived, nanoseconds_now()));
 }
 
 void ControlMesh::take_pong(WireReader& from) {

@@ -33,7 +33,7 @@ void ControlMesh::report(uint64_t key, const std::vector<int>& members, const Er
   const Lock lock(mutex_);
   if (verdicts_.contains(key)) return deliver(key);
   take_note(key, {members, record, rank_});
-  ring(wake_.get());
+  ring(wake_->get());
 }
 
 // ---- the thread ----

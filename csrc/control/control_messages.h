@@ -17,6 +17,7 @@ namespace farandole {
 
 /// The first byte of each.
 enum class ControlFrame : uint8_t {
+  resume,  // the first on a connection
   beat,
   ping,  // what time is it there?
   pong,
@@ -35,19 +36,30 @@ enum class ControlFrame : uint8_t {
 inline constexpr size_t kMostStreams = 1 << 16;
 inline constexpr size_t kMostHoldups = 4;
 
-/// That the rank is there.
-struct BeatMessage {
-  static constexpr auto kTag = ControlFrame::beat;
+struct ResumeMessage {
+  static constexpr auto kTag = ControlFrame::resume;
+  uint64_t taken = 0;  // how many messages have come on all connections before
 };
 template <>
-inline constexpr auto fields_of<BeatMessage> = Fields<>{};
+inline constexpr auto fields_of<ResumeMessage> = Fields<Sent<&ResumeMessage::taken>>{};
 
+/// That the rank is there, and how many messages have come.
+struct BeatMessage {
+  static constexpr auto kTag = ControlFrame::beat;
+  uint64_t taken = 0;
+};
+template <>
+inline constexpr auto fields_of<BeatMessage> = Fields<Sent<&BeatMessage::taken>>{};
+
+/// The same, of a rank that wants to know the time.
 struct PingMessage {
   static constexpr auto kTag = ControlFrame::ping;
+  uint64_t taken = 0;
   int64_t sent = 0;  // by the asker's clock, in nanoseconds
 };
 template <>
-inline constexpr auto fields_of<PingMessage> = Fields<Sent<&PingMessage::sent>>{};
+inline constexpr auto fields_of<PingMessage> =
+    Fields<Sent<&PingMessage::taken>, Sent<&PingMessage::sent>>{};
 
 struct PongMessage {
   static constexpr auto kTag = ControlFrame::pong;

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "control/absence.h"
 #include "control/control_mesh.h"
 #include "control/farewell.h"
 
@@ -117,11 +118,7 @@ std::optional<Error> absence_of(const Host& host, int rank, const std::string& w
     if (auto reason = farewell_of(*host.segment, rank, where)) return reason;
     return Error(ErrorCode::early_exit, name + " left " + when, std::move(where));
   }
-  if (!peer.here && host.mesh->has_lost_sight_of(rank))
-    return Error(ErrorCode::peer_lost,
-                 name + " was lost " + when +
-                     ": the connection to its host is gone, and it may be cut off rather than dead",
-                 std::move(where));
+  if (auto loss = loss_of(host, rank, when, where)) return loss;
   return Error(ErrorCode::peer_lost, name + " died " + when, std::move(where));
 }
 

@@ -8,8 +8,8 @@
 namespace farandole {
 namespace {
 
-void connect_hosts(Host& host, std::vector<Fd> listeners, bool hides, Deadline deadline,
-                   const std::function<void()>& interrupted) {
+void connect_hosts(Host& host, std::vector<Fd> listeners, ControlMeshOptions options,
+                   Deadline deadline, const std::function<void()>& interrupted) {
   std::vector<bool> here;
   TcpAddresses addresses;
   for (const HostPeer& peer : host.peers) {
@@ -18,7 +18,8 @@ void connect_hosts(Host& host, std::vector<Fd> listeners, bool hides, Deadline d
   }
   auto door = std::make_shared<TcpDoor>(host.segment, host.rank, std::move(listeners),
                                         std::move(addresses));
-  host.mesh = std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door), hides);
+  host.mesh =
+      std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door), options);
   host.mesh->meet(host, deadline, interrupted);
 }
 
@@ -40,7 +41,7 @@ Host join(Roll roll, ForeignWish wish, Deadline deadline,
   try {
     host.foreign = agree_on_foreign_access(host, wish, deadline, interrupted);
     if (roll.on_several_hosts)
-      connect_hosts(host, std::move(roll.listeners), roll.hides, deadline, interrupted);
+      connect_hosts(host, std::move(roll.listeners), roll.mesh, deadline, interrupted);
   } catch (...) {  // nobody shall wait for this rank
     host.segment->show_state(host.rank, RankState::gone);
     throw;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "control/control_mesh.h"
 #include "control/foreign_access.h"
 #include "control/host.h"
 
@@ -19,7 +20,7 @@ struct Roll {
   std::shared_ptr<Segment> memory{};  // of this host
   bool on_several_hosts = false;
   std::vector<Fd> listeners{};  // there, of this rank's own addresses
-  bool hides = false;           // what ranks of several hosts tell each other is encrypted
+  ControlMeshOptions mesh{};    // of the connections between ranks of several hosts
 };
 
 /// Throws Error when a rank dies, leaves, or does not come before the deadline. `interrupted` is

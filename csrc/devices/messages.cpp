@@ -31,10 +31,10 @@ constexpr uint64_t kMessageLayouts = [] {
   add_enum<ControlFrame::death>(hash);
   add_enum<Offered::join>(hash);
   add_enum<Ordered::joined>(hash);
-  hash.add(
-      layouts_of<BeatMessage, PingMessage, PongMessage, StateMessage, ReportMessage, VerdictMessage,
-                 QuestionMessage, AnswerMessage, LookMessage, WaitsMessage, BoardWords, WaitHead,
-                 WaitTitle, Wait, ThreadReport, DeadlockMessage, LostSightMessage, DeathMessage>());
+  hash.add(layouts_of<ResumeMessage, BeatMessage, PingMessage, PongMessage, StateMessage,
+                      ReportMessage, VerdictMessage, QuestionMessage, AnswerMessage, LookMessage,
+                      WaitsMessage, BoardWords, WaitHead, WaitTitle, Wait, ThreadReport,
+                      DeadlockMessage, LostSightMessage, DeathMessage>());
   hash.add(layouts_of<StartedMessage, Shown, MpiFrame>());
   hash.add(layouts_of<OfferedHead, OfferedBits, OfferedList, OfferedFull, OfferedJoin>());
   hash.add(layouts_of<OrderedHead, OrderedRuns, OrderedAgreed, OrderedByProxy, OrderedRefused,

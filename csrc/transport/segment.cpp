@@ -119,8 +119,12 @@ Segment::Segment(Fd memory, int ranks, size_t arena_bytes)
                 said_of_limit(ranks, RLIMIT_AS, "-v", bytes_mapped()));
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);  // a core file of the whole host helps nobody
-  for (size_t r = 0; r < static_cast<size_t>(ranks_); ++r)
-    pages_.push_back(std::launder(reinterpret_cast<RankPage*>(base_ + kPage + r * page_bytes())));
+  for (int r = 0; r < ranks_; ++r) pages_.push_back(&mapped_page(r));
+}
+
+RankPage& Segment::mapped_page(int rank) const {
+  std::byte* const at = base_ + kPage + static_cast<size_t>(rank) * page_bytes();
+  return *std::launder(reinterpret_cast<RankPage*>(at));
 }
 
 Segment::~Segment() {

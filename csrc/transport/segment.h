@@ -85,6 +85,7 @@ struct ShownAddress {
 struct RankPage {
   Word asleep;  // parked: ring its doorbell after publishing something
   Word state;   // RankState
+  Word heard;   // of a rank elsewhere: Segment::heard_of
   Farewell farewell;
   ShownAddress address;
   ForeignSample foreign;
@@ -110,6 +111,8 @@ class Segment {
   RankPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   /// `rank` is on another host, and maps another segment. Before anything is known of it.
   void set_apart(int rank);
+  /// When ranks of this host last heard of one elsewhere, in nanoseconds: in memory that all map.
+  std::atomic<uint64_t>& heard_of(int rank) const { return mapped_page(rank).heard.value; }
   RankState state_of(int rank) const;
   /// Of this process's own rank.
   void show_state(int rank, RankState state) const;
@@ -144,6 +147,7 @@ class Segment {
 
  private:
   Segment(Fd memory, int ranks, size_t arena_bytes);
+  RankPage& mapped_page(int rank) const;
   DirectoryEntry* entry(int rank, uint64_t key) const;
   DirectoryEntry* place_for(int rank, uint64_t key);
 

@@ -92,6 +92,19 @@ TcpAddress TcpAddress::of_listener(int socket) {
   return address;
 }
 
+std::optional<TcpAddress> TcpAddress::of_peer(int socket) {
+  TcpAddress address;
+  socklen_t length = sizeof address.storage_;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address.storage_), &length) != 0)
+    return std::nullopt;
+  return address;
+}
+
+bool TcpAddress::shares_host_with(const TcpAddress& other) const {
+  const Bytes a = bytes(), b = other.bytes();
+  return a[0] == b[0] && std::equal(a.begin() + 4, a.end(), b.begin() + 4);
+}
+
 TcpAddress::Bytes TcpAddress::bytes() const {
   Bytes bytes{};
   const bool is_four = storage_.ss_family == AF_INET;
@@ -135,11 +148,7 @@ Fd begin_to_connect(const TcpAddress& address) {
   return {};
 }
 
-bool is_connected(int socket) {
-  sockaddr_storage peer{};
-  socklen_t length = sizeof peer;
-  return ::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) == 0;
-}
+bool is_connected(int socket) { return TcpAddress::of_peer(socket).has_value(); }
 
 void prepare_connection(int socket) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);

@@ -31,6 +31,11 @@ class TcpAddress {
   /// is none.
   static std::optional<std::vector<TcpAddress>> all_from(std::span<const std::byte> bytes);
 
+  /// At the other end of a connection; nothing where it is none any more.
+  static std::optional<TcpAddress> of_peer(int socket);
+
+  /// Whether both are at one address, at whatever port.
+  bool shares_host_with(const TcpAddress& other) const;
   Bytes bytes() const;
   std::string text() const;  // "127.0.0.1:4711", "[::1]:4711"
   int family() const { return storage_.ss_family; }

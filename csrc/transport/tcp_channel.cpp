@@ -14,7 +14,9 @@
 namespace farandole {
 
 TcpChannel::~TcpChannel() {
-  if (link_.socket) shared_->wakes.remove(link_);
+  if (!link_.socket) return;
+  shared_->door->links().remove(link_.socket.get());
+  shared_->wakes.remove(link_);
 }
 
 /// Asks for the connection when it is first wanted; the lower rank dials.
@@ -30,6 +32,7 @@ bool TcpChannel::connected() {
     seals_.emplace(keys);
   link_.socket = std::move(arrival_->connection.socket);
   arrival_.reset();
+  shared_->door->links().add(link_.socket.get(), peer_);
   shared_->wakes.add(link_);
   return true;
 }

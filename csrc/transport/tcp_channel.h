@@ -50,7 +50,7 @@ class TcpChannel : public Channel {
 
  private:
   static constexpr size_t kBufferBytes = 64 * 1024;
-  static constexpr Duration kPatience = std::chrono::seconds(1);  // for a death to be seen
+  static constexpr Duration kPatience = std::chrono::milliseconds(400);  // for a death
 
   bool connected();
   bool is_in_records() const { return shared_->wire != Wire::plain; }

@@ -93,7 +93,18 @@ TcpDoor::~TcpDoor() {
 }
 
 std::shared_ptr<TcpArrival> TcpDoor::await(const TcpLane& lane) {
+  return ask_for(lane, std::make_shared<TcpArrival>());
+}
+
+std::shared_ptr<TcpArrival> TcpDoor::await_again(const TcpLane& lane,
+                                                 std::shared_ptr<const Fd> wake) {
   auto arrival = std::make_shared<TcpArrival>();
+  arrival->wake = std::move(wake);
+  return ask_for(lane, std::move(arrival));
+}
+
+std::shared_ptr<TcpArrival> TcpDoor::ask_for(const TcpLane& lane,
+                                             std::shared_ptr<TcpArrival> arrival) {
   const std::lock_guard lock(mutex_);
   if (lane.dialer == rank_) {
     Dial dial;
@@ -323,7 +334,7 @@ void TcpDoor::keep_unclaimed(const TcpLane& lane, TcpConnection connection) {
 
 void TcpDoor::arrived(TcpArrival& arrival) {
   arrival.here.store(true, std::memory_order_release);  // partner: TcpChannel::connected
-  ring(news_.get());
+  ring(arrival.wake ? arrival.wake->get() : news_.get());
 }
 
 void TcpDoor::note_stranger(const std::string& why) {
@@ -374,7 +385,6 @@ void TcpDoor::dial_due() {
   for (Dial& dial : due) begin(std::move(dial));
 }
 
-/// As the ranks told each other; on one host, as it has shown them by now.
 std::vector<std::byte> TcpDoor::addresses_of(int rank) const {
   return of_ranks_.empty() ? segment_->address_of(rank) : of_ranks_[static_cast<size_t>(rank)];
 }
@@ -420,7 +430,10 @@ void TcpDoor::try_again(Dial dial, const std::string& why) {
   if (dial.give_up.at == TimePoint::max()) dial.give_up = Deadline{when + kDialPatience};
   const bool all_tried = dial.tries % dial.whys.size() == 0;
   if (all_tried && dial.refusal) return give_up(dial, *dial.refusal);
-  if (dial.give_up.passed(when)) return give_up(dial, unreachable(dial.lane, joined(dial.whys)));
+  const auto arrival = dial.arrival.lock();
+  const bool was_enough = all_tried && arrival && arrival->wake;
+  if (was_enough || dial.give_up.passed(when))
+    return give_up(dial, unreachable(dial.lane, joined(dial.whys)));
   if (all_tried) return wait_for(std::move(dial));
   dial.next = when;
   dials_.push_back(std::move(dial));

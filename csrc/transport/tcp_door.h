@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "transport/segment.h"
 #include "transport/tcp_address.h"
+#include "transport/tcp_links.h"
 #include "transport/tcp_talk.h"
 
 namespace farandole {
@@ -24,7 +25,8 @@ namespace farandole {
 struct TcpArrival {
   std::atomic<bool> here{false};  // released after the rest
   TcpConnection connection;
-  std::optional<Error> error;  // it will not come
+  std::optional<Error> error;        // it will not come
+  std::shared_ptr<const Fd> wake{};  // of one that was there before: rung instead of news()
 };
 
 /// Of each rank those where it listens, one after the other (TcpAddress::all_from).
@@ -47,10 +49,16 @@ class TcpDoor {
 
   /// Any thread; each lane once.
   std::shared_ptr<TcpArrival> await(const TcpLane& lane);
+  /// The next connection of a lane that had one. Whoever dials tries each address once.
+  std::shared_ptr<TcpArrival> await_again(const TcpLane& lane, std::shared_ptr<const Fd> wake);
   /// An eventfd that is rung when a lane has come.
   int news() const { return news_.get(); }
   /// Where this rank listens.
   const std::vector<std::byte>& addresses() const { return addresses_; }
+  /// Where another does, as the ranks told each other; on one host, as it has shown it by now.
+  std::vector<std::byte> addresses_of(int rank) const;
+  /// Those of the connections that were fetched here which are for data.
+  TcpLinks& links() { return links_; }
   /// In a forked child: what is its parent's is closed.
   void close_descriptors();
 
@@ -72,6 +80,7 @@ class TcpDoor {
     Deadline until;
   };
 
+  std::shared_ptr<TcpArrival> ask_for(const TcpLane& lane, std::shared_ptr<TcpArrival> arrival);
   void main();
   void look(int timeout_ms);
   int time_to_next() const;
@@ -81,7 +90,6 @@ class TcpDoor {
   void dial_due();
   void begin(Dial dial);
   void give_up(const Dial& dial, const Error& error);
-  std::vector<std::byte> addresses_of(int rank) const;
   void wait_for(Dial dial);
   void try_again(Dial dial, const std::string& why);
   void take_refusal(Dial dial, const Error& refusal);
@@ -105,6 +113,7 @@ class TcpDoor {
   const TcpAddresses of_ranks_;  // by rank; empty: each shows its own in the segment
   Fd epoll_, wake_, news_;
   std::vector<std::byte> addresses_;
+  TcpLinks links_;
 
   // The thread's; a forked child looks whether it was in the middle of something.
   std::mutex working_;

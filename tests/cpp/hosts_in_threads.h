@@ -67,7 +67,7 @@ inline farandole::Host host_at(std::vector<Place>& all, int rank, farandole::Wir
       mine.segment, rank, here,
       std::make_shared<farandole::TcpDoor>(mine.segment, rank, std::move(mine.listeners),
                                            addresses),
-      wire == farandole::Wire::sealed);
+      farandole::ControlMeshOptions{.hides = wire == farandole::Wire::sealed});
   host.mesh->meet(host, patience(), [] {});
   return host;
 }

@@ -11,9 +11,9 @@ using testing::run_groups;
 namespace {
 
 /// One all-reduce as one rank sees it; in place, the output is where the input was.
-class Work {
+class Puts {
  public:
-  Work(const std::shared_ptr<Group>& group, size_t count, bool in_place, int salt)
+  Puts(const std::shared_ptr<Group>& group, size_t count, bool in_place, int salt)
       : size_(group->size()),
         salt_(salt),
         input_(group->allocate(count * sizeof(int32_t))),
@@ -68,7 +68,7 @@ TEST(ranks_put_results_only_where_nobody_reads_any_more) {
   for (const int size : {2, 3, 4})
     run_groups(size, ProgressMode::thread, [&](const std::shared_ptr<Group>& group) {
       std::mt19937 random(static_cast<unsigned>(size));  // the same on all ranks
-      std::deque<Work> works;
+      std::deque<Puts> works;
       for (int i = 0; i < 60; ++i) {
         works.emplace_back(group, kCounts[random() % std::size(kCounts)], random() % 2 == 0, i);
         works.back().submit(*group, algorithms[random() % 2]);
@@ -76,6 +76,6 @@ TEST(ranks_put_results_only_where_nobody_reads_any_more) {
         works.front().check();
         works.pop_front();
       }
-      for (Work& work : works) work.check();
+      for (Puts& work : works) work.check();
     });
 }

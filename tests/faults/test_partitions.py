@@ -6,6 +6,7 @@ it, also what acknowledges, and so both ends hear nothing any more.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -22,7 +23,7 @@ import harness
 from harness import Outcome, World, split
 
 Spawn = Callable[..., World]
-_ATTACH_FILTER = 26  # SO_ATTACH_FILTER
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
@@ -53,6 +54,12 @@ def cut_off(ports: set[int]) -> None:
             continue
         if port in ports:
             each.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def hear_again() -> None:
+    for each in tcp_sockets():
+        with contextlib.suppress(OSError):  # it has no filter
+            each.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
 def loses_sight(sides: list[list[int]]) -> None:

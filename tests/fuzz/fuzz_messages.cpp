@@ -31,12 +31,12 @@ template <typename... Messages>
 constexpr std::array<Read, sizeof...(Messages)> kReads{read<Messages>...};
 
 constexpr auto& kAll =
-    kReads<BeatMessage, PingMessage, PongMessage, StateMessage, ReportMessage, VerdictMessage,
-           QuestionMessage, AnswerMessage, LookMessage, WaitsMessage, BoardWords, DeadlockMessage,
-           LostSightMessage, DeathMessage, StartedMessage, Shown, OfferedHead, OfferedBits,
-           OfferedList, OfferedFull, OfferedJoin, OrderedHead, OrderedRuns, OrderedAgreed,
-           OrderedByProxy, OrderedRefused, OrderedLate, OrderedForget, OrderedJoined, NcclOffer,
-           NcclStart, NcclOutcome>;
+    kReads<ResumeMessage, BeatMessage, PingMessage, PongMessage, StateMessage, ReportMessage,
+           VerdictMessage, QuestionMessage, AnswerMessage, LookMessage, WaitsMessage, BoardWords,
+           DeadlockMessage, LostSightMessage, DeathMessage, StartedMessage, Shown, OfferedHead,
+           OfferedBits, OfferedList, OfferedFull, OfferedJoin, OrderedHead, OrderedRuns,
+           OrderedAgreed, OrderedByProxy, OrderedRefused, OrderedLate, OrderedForget, OrderedJoined,
+           NcclOffer, NcclStart, NcclOutcome>;
 
 }  // namespace
 }  // namespace farandole::fuzz

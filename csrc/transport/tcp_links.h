@@ -1,0 +1,32 @@
+// What moves on TCP connections, as the kernel counts it: whether a host still answers, even where
+// its ranks say nothing, or what they say is stuck behind their data.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace farandole {
+
+struct TcpTraffic {
+  uint64_t acknowledged = 0, received = 0;  // bytes, since it was connected
+  /// Whatever was sent has been acknowledged, and the other end answers where it takes no more.
+  bool settled = false;
+};
+TcpTraffic traffic_on(int socket);
+
+/// A rank's connections for data, by the rank at the other end. Any thread.
+class TcpLinks {
+ public:
+  void add(int socket, int peer);
+  /// Before it is closed.
+  void remove(int socket);
+  /// Another number than before: something has moved meanwhile, to `peer` or from it.
+  uint64_t moved(int peer) const;
+
+ private:
+  mutable std::mutex mutex_;  // guards the map
+  std::map<int, int> peers_;  // by socket
+};
+
+}  // namespace farandole
