@@ -4,24 +4,30 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <cstddef>
+
 namespace farandole {
 namespace {
 
-/// As Linux fills it since 4.1: the C library's struct ends before.
-struct LongerInfo : tcp_info {
+/// The kernel's struct tcp_info as far as Linux 4.1 fills it, declared here because C libraries
+/// differ in how much of it they know.
+struct KernelInfo {
+  uint8_t state, congestion, retransmits, probes, backoff, options, scales, flags;
+  uint32_t rto, ato, send_mss, receive_mss, unacknowledged;
+  uint32_t others[19];
   uint64_t pacing_rate, most_pacing_rate, bytes_acknowledged, bytes_received;
 };
-static_assert(sizeof(tcp_info) == 104 && sizeof(LongerInfo) == 136);
+static_assert(sizeof(KernelInfo) == 136 && offsetof(KernelInfo, bytes_acknowledged) == 120);
 
 }  // namespace
 
 TcpTraffic traffic_on(int socket) {
-  LongerInfo info{};
+  KernelInfo info{};
   socklen_t length = sizeof info;
   if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return {};
   // A rank that is stopped takes no more one day; its kernel still answers when it is asked.
   return {info.bytes_acknowledged, info.bytes_received,
-          info.tcpi_unacked == 0 && info.tcpi_probes <= 1};
+          info.unacknowledged == 0 && info.probes <= 1};
 }
 
 void TcpLinks::add(int socket, int peer) {
