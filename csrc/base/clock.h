@@ -15,8 +15,9 @@ inline TimePoint now() { return Clock::now(); }
 /// Of a turn's end; TimePoint::min() is one that takes no look at the clock.
 inline bool has_come(TimePoint when) { return when == TimePoint::min() || now() >= when; }
 
-/// Below zero: none.
+/// Below zero: none. More than a century: for ever, for a clock counts nanoseconds in 64 bits.
 inline Duration duration_of(double seconds) {
+  if (seconds > 3.2e9) return Duration::max();
   return std::chrono::duration_cast<Duration>(
       std::chrono::duration<double>(std::max(seconds, 0.0)));
 }
@@ -26,11 +27,10 @@ struct Deadline {
   TimePoint at = TimePoint::max();
 
   static Deadline never() { return {}; }
-  static Deadline after(Duration delay) { return {now() + delay}; }
-  /// More than a century from now is never: clocks count nanoseconds in 64 bits.
-  static Deadline after_seconds(double seconds) {
-    return seconds < 3.2e9 ? after(duration_of(seconds)) : never();
+  static Deadline after(Duration delay) {
+    return delay == Duration::max() ? never() : Deadline{now() + delay};
   }
+  static Deadline after_seconds(double seconds) { return after(duration_of(seconds)); }
   bool passed(TimePoint when) const { return when >= at; }
   Duration left(TimePoint when) const { return at <= when ? Duration::zero() : at - when; }
 };

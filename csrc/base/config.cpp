@@ -46,13 +46,18 @@ struct Variable {
   bool is_agreed = false;
 };
 
-Variable number(std::string_view name, double Config::* member, std::string_view doc) {
+/// 0, or at least `least`.
+Variable number(std::string_view name, double Config::* member, std::string_view doc,
+                std::string_view least = "0") {
   return {name, "number", doc,
           [=](Config& c, std::string_view text) {
             std::string_view rest = text;
+            std::string_view bound = least;
             c.*member = take_number(rest);
-            if (!rest.empty() || !(c.*member >= 0))
-              throw unreadable(name, text, "a number of at least 0");
+            if (!rest.empty() || !(c.*member == 0 || c.*member >= take_number(bound)))
+              throw unreadable(name, text,
+                               std::string(least == "0" ? "" : "0 or ") + "a number of at least " +
+                                   std::string(least));
           },
           [=](const Config& c) {
             std::ostringstream out;
@@ -143,7 +148,8 @@ const std::vector<Variable>& variables() {
       number(
           "FARANDOLE_LINK_TIMEOUT", &Config::link_timeout,
           "seconds after which the ranks of a host are lost from which nothing comes, not even an "
-          "acknowledgement from its kernel; at least 0.5; 0: never"),
+          "acknowledgement from its kernel; at least 0.5; 0: never",
+          "0.5"),
       number("FARANDOLE_WARN_AFTER", &Config::warn_after,
              "seconds after which a waiting operation names the ranks it waits for"),
       bytes("FARANDOLE_BUCKET_BYTES", &Config::bucket_bytes,

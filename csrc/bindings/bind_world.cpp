@@ -148,7 +148,7 @@ Host enter(Roll roll, const Config& config, Deadline deadline, const py::object&
 
 Duration most_silence(const Config& config) {
   const double seconds = config.link_timeout;
-  return seconds == 0 ? Duration::max() : duration_of(std::max(seconds, 0.5));
+  return seconds == 0 ? Duration::max() : duration_of(seconds);
 }
 
 std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<HostPeer>>& peers,

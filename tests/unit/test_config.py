@@ -33,7 +33,13 @@ def test_bad_numbers_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, bad: str
 ) -> None:
     monkeypatch.setenv(name, bad)
-    with pytest.raises(InvalidArgument, match=f"^{name}={bad} is not a number of at least 0"):
+    with pytest.raises(InvalidArgument, match=f"^{name}={bad} is not .*a number of at least 0"):
+        _core.settings()
+
+
+def test_a_host_may_be_silent_for_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARANDOLE_LINK_TIMEOUT", "0.4")
+    with pytest.raises(InvalidArgument, match="=0.4 is not 0 or a number of at least 0.5"):
         _core.settings()
 
 
