@@ -17,8 +17,8 @@ bool has_left(const Presence& around, int world_rank) {
   return world_rank == around.host->rank || !is_ending(*around.host->segment, world_rank);
 }
 
-std::optional<Error> loss_of(const Host& host, int world_rank, const std::string& when,
-                             Context where) {
+std::optional<Error> error_of_loss(const Host& host, int world_rank, const std::string& when,
+                                   Context where) {
   const HostPeer& peer = host.peers[static_cast<size_t>(world_rank)];
   const Loss loss = peer.here ? Loss::none : host.mesh->loss_of(world_rank);
   const std::string seen = "; seen by rank " + std::to_string(host.rank);
@@ -70,7 +70,7 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
     where.evidence = "seen by rank " + me + ", which has checked every field";
     return Error(ErrorCode::link, why + "; during " + title, std::move(where), Malformed::kAdvice);
   }
-  if (auto loss = loss_of(*around.host, world_rank, "during " + title, where)) return loss;
+  if (auto loss = error_of_loss(*around.host, world_rank, "during " + title, where)) return loss;
   where.evidence = std::string(peer.here ? "its process descriptor reports its end"
                                          : "its connection has ended") +
                    "; seen by rank " + me;

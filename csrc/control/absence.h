@@ -21,8 +21,8 @@ bool has_left(const Presence& around, int world_rank);
 /// It has died or left: it does nothing more.
 bool is_absent(const Presence& around, int world_rank);
 /// Why a rank elsewhere counts as lost though nobody knows it to be dead; `when`: "during X".
-std::optional<Error> loss_of(const Host& host, int world_rank, const std::string& when,
-                             Context where);
+std::optional<Error> error_of_loss(const Host& host, int world_rank, const std::string& when,
+                                   Context where);
 /// Why, as the error of the operation and tensor in `where`; nothing while it is there.
 /// `submitted`: it had submitted that operation.
 std::optional<Error> absence_of(const Presence& around, int world_rank, Context where,

@@ -3,9 +3,9 @@
 //
 // Note [A line outlives its connection]
 //
-// What lies between two hosts may reset a connection though both ranks live. So each end keeps what
-// it has sent until the other says that it has taken it: beats carry how many messages have come. A
-// connection begins with the same number, and what the other lacks is sent again. Beats and the
+// A router may reset a connection though both ranks live. So each end keeps what it has sent until
+// the other says that it has taken it: beats carry how many messages have come. A connection begins
+// with the same number, and what the other lacks is sent again. Beats and the
 // time are of the moment: they are neither kept nor counted.
 #pragma once
 
@@ -29,8 +29,8 @@ class ControlLine {
 
   /// Over a connection that is new; the first message says how many have come so far.
   void open(TcpConnection connection, bool hides);
-  /// What was not taken is kept for the next connection. `abort`: the other end hears of it at
-  /// once.
+  /// Messages that were not taken are kept for the next connection. `abort`: the other end hears of
+  /// it at once.
   void close(bool abort = false);
   /// In a forked child.
   void close_descriptor() { socket_.reset(); }

@@ -181,7 +181,7 @@ void ControlMesh::forgive_silence() {
     Peer& other = peer(r);
     if (other.distrust.empty()) other.heard = other.acknowledged = when;
     if (other.broken) other.broken->since = when;
-    segment_->heard_of(r).store(static_cast<uint64_t>(nanoseconds_now()));
+    note_heard(r);
   }
   last_turn_ = when;
 }

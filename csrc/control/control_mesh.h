@@ -94,7 +94,7 @@ class ControlMesh : public ProgressBoard {
   /// Its connection has ended, though it had not said that it leaves.
   bool has_lost(int rank) const { return peer(rank).lost.load(std::memory_order_acquire); }
   Loss loss_of(int rank) const { return peer(rank).loss.load(std::memory_order_acquire); }
-  /// Of whom it may be that they live, and that others hear them.
+  /// It may live, and others may hear it.
   bool has_lost_sight_of(int rank) const {
     return loss_of(rank) == Loss::silent || loss_of(rank) == Loss::link;
   }
@@ -206,7 +206,7 @@ class ControlMesh : public ProgressBoard {
   void take_pong(WireReader& from);
   void stop_reading(int rank, const Error& error);
   void forgive_silence();
-  // What becomes of connections: control_mesh_links.cpp.
+  // Connections, as they come and go: control_mesh_links.cpp.
   TcpLane lane_with(int rank) const;
   void begin_on(int rank, TcpConnection connection);
   void await_next(int rank);
@@ -217,6 +217,7 @@ class ControlMesh : public ProgressBoard {
   void mend();
   void lose(int rank, Loss loss);
   void watch_traffic(int rank);
+  void note_heard(int rank);
   bool is_silent(int rank) const;
   void settle_reports();
   // With mutex_ held.

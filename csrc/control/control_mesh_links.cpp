@@ -1,5 +1,5 @@
-// What becomes of connections to other ranks: begun, broken, made again, or given up (Note [What
-// the end of a connection means]). All by the mesh's thread.
+// Connections to other ranks: begun, broken, made again, or given up (Note [What the end of a
+// connection means]). All by the mesh's thread.
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -39,12 +39,6 @@ std::optional<TcpAddress> chosen(const std::vector<std::byte>& shown, int socket
   return same == all->end() ? all->front() : *same;
 }
 
-bool has_hung_up(int socket) {
-  std::byte next{};
-  const ssize_t count = ::recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT);
-  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
-}
-
 }  // namespace
 
 // ---- begun ----
@@ -62,12 +56,12 @@ void ControlMesh::begin_on(int rank, TcpConnection connection) {
   with.line.open(std::move(connection), options_.hides);
   with.traffic = {};
   with.heard = with.acknowledged = now();
-  segment_->heard_of(rank).store(static_cast<uint64_t>(nanoseconds_now()));
+  note_heard(rank);
   with.broken.reset();
   watch(epoll_.get(), with.line.socket(), EPOLLIN, static_cast<uint64_t>(rank));
 }
 
-/// Who listens may be the last to notice that there must be another.
+/// The end that listens may be the last to notice that there must be another.
 void ControlMesh::await_next(int rank) {
   if (rank < rank_) peer(rank).arrival = door_->await_again(lane_with(rank), wake_);
 }
@@ -154,7 +148,7 @@ void ControlMesh::mend() {
 
 void ControlMesh::lose(int rank, Loss loss) {
   Peer& gone = peer(rank);
-  // Whoever was to say last of all how it ends has ended before.
+  // The rank that was to say last of all how it ends has ended before.
   const bool left = segment_->state_of(rank) >= RankState::leaving && !is_ending(*segment_, rank);
   if (gone.line.is_open()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, gone.line.socket(), nullptr);
   gone.arrival.reset();
@@ -180,19 +174,24 @@ void ControlMesh::watch_traffic(int rank) {
   const uint64_t data = std::exchange(with.data, door_->links().moved(rank));
   const bool answers = with.traffic.settled || with.traffic.acknowledged != before.acknowledged;
   if (answers) with.acknowledged = now();
-  if (answers || with.traffic.received != before.received || with.data != data)
-    segment_->heard_of(rank).store(static_cast<uint64_t>(nanoseconds_now()));
+  if (answers || with.traffic.received != before.received || with.data != data) note_heard(rank);
 }
 
-/// Of a rank elsewhere: nothing has moved between this host and that one.
+void ControlMesh::note_heard(int rank) {
+  segment_->heard_of(rank).store(static_cast<uint64_t>(nanoseconds_now()));
+}
+
+/// Whether nothing has moved between this host and that of a rank elsewhere.
 bool ControlMesh::is_silent(int rank) const {
   if (peer(rank).here || !peer(rank).line.is_open() || !distrust(rank).empty()) return false;
-  const auto heard = [&](int r) {
-    return peer(r).host == peer(rank).host ? segment_->heard_of(r).load() : 0;
+  const int64_t before = nanoseconds_now() - options_.most_silence.count();
+  const auto is_heard = [&](int r) {
+    return static_cast<int64_t>(segment_->heard_of(r).load()) >= before;
   };
-  uint64_t last = 0;
-  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) last = std::max(last, heard(r));
-  return now() - TimePoint(Duration(static_cast<int64_t>(last))) > options_.most_silence;
+  if (is_heard(rank)) return false;  // as nearly always: the others need no look
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (peer(r).host == peer(rank).host && is_heard(r)) return false;
+  return true;
 }
 
 }  // namespace farandole

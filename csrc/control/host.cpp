@@ -118,7 +118,7 @@ std::optional<Error> absence_of(const Host& host, int rank, const std::string& w
     if (auto reason = farewell_of(*host.segment, rank, where)) return reason;
     return Error(ErrorCode::early_exit, name + " left " + when, std::move(where));
   }
-  if (auto loss = loss_of(host, rank, when, where)) return loss;
+  if (auto loss = error_of_loss(host, rank, when, where)) return loss;
   return Error(ErrorCode::peer_lost, name + " died " + when, std::move(where));
 }
 

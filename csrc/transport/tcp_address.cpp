@@ -150,6 +150,12 @@ Fd begin_to_connect(const TcpAddress& address) {
 
 bool is_connected(int socket) { return TcpAddress::of_peer(socket).has_value(); }
 
+bool has_hung_up(int socket) {
+  std::byte next{};
+  const ssize_t count = ::recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 void prepare_connection(int socket) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);

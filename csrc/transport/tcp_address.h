@@ -56,6 +56,9 @@ Fd begin_to_connect(const TcpAddress& address);
 /// Whether a socket that began to connect has come so far.
 bool is_connected(int socket);
 
+/// Whether the other end of a connection has closed it, or it is broken.
+bool has_hung_up(int socket);
+
 /// What every connection has: data leave at once, and a silent end is asked whether it is there.
 void prepare_connection(int socket);
 

@@ -55,12 +55,6 @@ Error unreachable(const TcpLane& lane, const std::string& why) {
           where};
 }
 
-bool has_hung_up(const Fd& socket) {
-  std::byte next{};
-  const ssize_t count = ::recv(socket.get(), &next, 1, MSG_PEEK);
-  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
-}
-
 }  // namespace
 
 TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, std::optional<int> family)
@@ -323,7 +317,8 @@ void TcpDoor::deliver(const TcpLane& lane, const Error& refusal) {
 
 void TcpDoor::keep_unclaimed(const TcpLane& lane, TcpConnection connection) {
   if (unclaimed_.size() >= kMostUnclaimed)
-    std::erase_if(unclaimed_, [](const auto& entry) { return has_hung_up(entry.second.socket); });
+    std::erase_if(unclaimed_,
+                  [](const auto& entry) { return has_hung_up(entry.second.socket.get()); });
   if (unclaimed_.size() >= kMostUnclaimed)
     log(LogLevel::error, "rank " + std::to_string(lane.dialer) + " has opened " +
                              std::to_string(kMostUnclaimed) +

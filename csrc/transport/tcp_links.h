@@ -1,5 +1,5 @@
-// What moves on TCP connections, as the kernel counts it: whether a host still answers, even where
-// its ranks say nothing, or what they say is stuck behind their data.
+// The bytes that move on TCP connections, as the kernel counts them: whether a host still answers,
+// even where its ranks say nothing, or what they say is stuck behind their data.
 #pragma once
 
 #include <cstdint>
