@@ -485,12 +485,11 @@ def steps_run_eagerly_and_as_functions() -> None:
     compare_loops("function in run", 1)
 
 
-def normalized(strategy: Any, how: str) -> Any:
+def normalized(strategy: Any, how: str, layer: Callable[[], Any]) -> Any:
     """The weights after a batch with one sample, which one replica has."""
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        norm = keras.layers.BatchNormalization(synchronized=strategy.num_replicas_in_sync > 1)
-        layers = [keras.Input((4,)), keras.layers.Dense(3), norm, keras.layers.Dense(1)]
+        layers = [keras.Input((4,)), keras.layers.Dense(3), layer(), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build(model.trainable_variables)
@@ -518,12 +517,16 @@ def normalized(strategy: Any, how: str) -> Any:
 def synchronized_layers_are_right_where_a_replica_has_no_samples() -> None:
     """In a function each rank traces for the shape of its part, and an empty part has none. So its
     tape alone had a gradient of the count, for which this rank waited for ever."""
-    for how in ("run in function", "function in run", "run"):
-        mine = normalized(mirrored(), how)
-        work.assert_same_on_all_ranks(mine)
-        alone = normalized(tf.distribute.get_strategy(), how)
-        for a, b in zip(mine.get_weights(), alone.get_weights(), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=how)
+    import farandole.tensorflow as hvd
+
+    plain = keras.layers.BatchNormalization
+    alone = normalized(tf.distribute.get_strategy(), "run in function", plain)
+    for layer in (lambda: plain(synchronized=True), hvd.SyncBatchNormalization):
+        for how in ("run in function", "function in run", "run"):
+            mine = normalized(mirrored(), how, layer)
+            work.assert_same_on_all_ranks(mine)
+            for a, b in zip(mine.get_weights(), alone.get_weights(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=how)
 
 
 @on_ranks(2)
@@ -547,6 +550,22 @@ def gradients_of_a_replica_without_samples_count_nowhere() -> None:
     # The loss is y⁴ for y = [5, 7], so its gradient is 4 y³. What is returned is zero here, too.
     right = [[500.0, 1372.0] if fd.rank() == 0 else [0.0, 0.0]] * 2
     assert outcome(strategy.run) == outcome(tf.function(strategy.run)) == right
+
+
+@on_ranks(3)
+def a_mean_is_that_of_the_replicas_that_have_samples() -> None:
+    """Also of steps that run eagerly, where only this replica knows that it has none."""
+
+    def step(x: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        whole = context.all_reduce("MEAN", tf.cast(x[0], tf.int32))
+        return context.all_reduce("MEAN", tf.reduce_sum(x)), whole
+
+    strategy, me = mirrored(), fd.rank()
+    x = tf.ones([2 - me]) * (me + 1.0)  # sums of 2, 2 and none
+    for run in (strategy.run, tf.function(strategy.run)):
+        mean, whole = run(step, (x,))
+        assert (float(mean), int(whole)) == ((2.0, 1) if me < 2 else (0.0, 0))
 
 
 # ---- single calls ----

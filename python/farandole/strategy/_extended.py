@@ -206,11 +206,9 @@ class Extended(OneOfManyExtended):
             for v in values
         ]
         packing = self.packing.merged(options)
-        if self.presence.certain:
-            return collectives.reduce_all(op, tensors, packing.of(tensors))
         kept = self.presence.kept(tensors)
-        if op == SUM:
-            return self.presence.received(collectives.reduce_all(SUM, kept, packing.of(kept)))
+        if op == SUM or self.presence.certain_of_all:
+            return self.presence.received(collectives.reduce_all(op, kept, packing.of(kept)))
         # The mean of those replicas that have samples.
         kept.append(self.presence.count())
         *sums, count = collectives.reduce_all(SUM, kept, packing.of(kept))

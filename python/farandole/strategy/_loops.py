@@ -48,7 +48,8 @@ def teach_normalization(layer: Any) -> None:
     @functools.wraps(own)
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         # Keras does not synchronize what is masked.
-        if not self.synchronized or mask is not None or not _in_replica():
+        joins = self.synchronized and mask is None
+        if not (joins or hasattr(self, "over_all_ranks")) or not _in_replica():
             return own(self, inputs, training=training, mask=mask)
         with tf.distribute.get_strategy().extended.presence.writing_alike():
             return own(self, inputs, training=training, mask=mask)

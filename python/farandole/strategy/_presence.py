@@ -27,6 +27,7 @@ class Presence:
         with tf.init_scope(), tf.device("/cpu:0"):
             self._variable = tf.Variable(True, trainable=False, name="has_samples")
         self._now = True  # the same, for what runs eagerly
+        self._in_step = False  # eagerly, of arguments that may be empty on some replica
         self.needed = _world.size() > 1  # one replica has all samples
         self.writes_alike = False  # what is written is of all replicas' samples
 
@@ -36,15 +37,16 @@ class Presence:
         if has_samples is None:
             yield
             return
-        eager = tf.executing_eagerly()
-        self._variable.assign(has_samples)
-        if eager:
-            self._now = bool(has_samples)
+        if tf.executing_eagerly():
+            self._in_step, self._now = True, bool(has_samples)
+        if has_samples is not True:
+            self._variable.assign(has_samples)
         try:
             yield
         finally:
-            self._now = True
-            self._variable.assign(True)
+            self._in_step, self._now = False, True
+            if has_samples is not True:
+                self._variable.assign(True)
 
     @contextmanager
     def writing_alike(self) -> Iterator[None]:
@@ -60,7 +62,7 @@ class Presence:
 
     def kept(self, values: Sequence[Any]) -> list[Any]:
         """Tensors and slices, or zeros in their place."""
-        if not self.needed or (tf.executing_eagerly() and self._now):
+        if self.certain:
             return list(values)
         return _kept(self._is_there(), values)
 
@@ -91,11 +93,13 @@ class Presence:
 
     def returned(self, outputs: Any) -> Any:
         """What a step gives: numbers become zero, and what has a row for each sample has none."""
+        if self.certain:
+            return outputs
         return tf.nest.map_structure(self._one_returned, outputs)
 
     def rows(self, value: Any) -> Any:
         """The same of a value that is gathered."""
-        if not self.needed or (tf.executing_eagerly() and self._now):
+        if self.certain:
             return value
         return self._one_returned(value)
 
@@ -121,8 +125,13 @@ class Presence:
 
     @property
     def certain(self) -> bool:
-        """Whether nothing need be kept from counting."""
+        """Whether nothing of this replica need be kept from counting."""
         return not self.needed or (tf.executing_eagerly() and self._now)
+
+    @property
+    def certain_of_all(self) -> bool:
+        """The same of all replicas, which all know alike."""
+        return not self.needed or (tf.executing_eagerly() and not self._in_step)
 
 
 def _kept(there: Any, values: Sequence[Any]) -> list[Any]:
@@ -158,17 +167,13 @@ def _choose(there: Any, values: list[Any], others: list[Any]) -> list[Any]:
 
 def filled(arguments: Any) -> tuple[Any, Any]:
     """The arguments of a step, with one sample of zeros where this replica's part is empty; and
-    whether it has samples: None if nothing of it can be empty."""
+    whether it has samples: None if nothing of it can be empty, on any replica."""
     flat = tf.nest.flatten(arguments)
-    eager = tf.executing_eagerly()
-    may_be_empty = _is_empty if eager else _may_be_empty
-    places = [i for i, value in enumerate(flat) if may_be_empty(value)]
+    if tf.executing_eagerly():
+        return _filled_eagerly(arguments, flat)
+    places = [i for i, value in enumerate(flat) if _may_be_empty(value)]
     if not places:
         return arguments, None
-    if eager:
-        for i in places:
-            flat[i] = _one_of_zeros(flat[i])
-        return tf.nest.pack_sequence_as(arguments, flat), False
     has = tf.reduce_all([tf.shape(flat[i])[0] > 0 for i in places])
     parts = [flat[i] for i in places]
     whole = tf.cond(has, lambda: parts, lambda: [_one_of_zeros(each) for each in parts])
@@ -178,12 +183,19 @@ def filled(arguments: Any) -> tuple[Any, Any]:
     return tf.nest.pack_sequence_as(arguments, flat), has
 
 
-def _is_empty(value: Any) -> bool:
-    """Of an eager tensor; asked in every step, for which its `shape` takes long."""
-    if not isinstance(value, tf.Tensor):
-        return False
-    shape = value._shape_tuple()
-    return bool(shape) and shape[0] == 0
+def _filled_eagerly(arguments: Any, flat: list[Any]) -> tuple[Any, Any]:
+    # In every step, for which a tensor's `shape` takes long.
+    lengths = [
+        (i, shape[0])
+        for i, value in enumerate(flat)
+        if isinstance(value, tf.Tensor) and (shape := value._shape_tuple())
+    ]
+    places = [i for i, length in lengths if length == 0]
+    if not places:
+        return arguments, True if lengths else None
+    for i in places:
+        flat[i] = _one_of_zeros(flat[i])
+    return tf.nest.pack_sequence_as(arguments, flat), False
 
 
 def _may_be_empty(value: Any) -> bool:

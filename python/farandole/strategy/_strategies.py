@@ -112,6 +112,8 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
 class _OneProcessAReplica(OneOfMany):
     """Those that train synchronously. A replica is a process; its number is the rank."""
 
+    replicas_are_ranks = True  # for layers that sum over ranks
+
     def __init__(self, extended: Extended) -> None:
         super().__init__(extended)
         _checkpoint.learn()

@@ -72,7 +72,15 @@ def _joined(mean: Any, variance: Any, count: Any) -> tuple[Any, Any]:
     # A rank without values has no mean.
     mine, spread = (tf.where(n > 0, x, tf.zeros_like(x)) for x in (mine, spread))
     sums = tf.stack([n * mine, n * (spread + mine * mine), n * tf.ones_like(mine)])
-    total = run(Request("all_reduce", [sums], "statistics of SyncBatchNormalization"))[0]
+    total = _sum(sums)
     joined = total[0] / total[2]
     wide = tf.maximum(total[1] / total[2] - joined * joined, 0.0)
     return tf.cast(joined, mean.dtype), tf.cast(wide, variance.dtype)
+
+
+def _sum(statistics: Any) -> Any:
+    # A strategy of ours knows which replicas have no samples.
+    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    if context is not None and getattr(context.strategy, "replicas_are_ranks", False):
+        return context.all_reduce("SUM", statistics)
+    return run(Request("all_reduce", [statistics], "statistics of SyncBatchNormalization"))[0]
