@@ -6,7 +6,7 @@
 # TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
 # DEVICE='--out FILE --ranks 1,2'
 # PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
-# CLANG=clang++-14 (ThreadSanitizer by clang)
+# CLANG=clang++-14 (sanitizers and fuzzers by clang)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
@@ -38,6 +38,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc python -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml README.md
 SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \
             ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
+BY_CLANG := $(if $(CLANG),clang-)
 CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cpp')
 
 # One build tree (pyproject.toml's build-dir) has the wheel, the C++ tests, the core's parts for tests
@@ -123,19 +124,14 @@ format: $(STAMPS)/lint  ## format C++ and Python in place
 	ruff format
 	clang-format -i $(CPP)
 
-sanitize: sanitize-address sanitize-thread  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan; CLANG=clang++-14: TSan by clang
+sanitize: sanitize-address sanitize-thread  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan; CLANG=clang++-14: by clang, in less time
 
-sanitize-address: $(STAMPS)/build
-	cmake --workflow --preset asan
-
-sanitize-thread: $(STAMPS)/build
-ifeq ($(CLANG),)
-	cmake --workflow --preset tsan
-else
-	cmake --preset clang-tsan -DCMAKE_CXX_COMPILER=$(CLANG)
-	cmake --build --preset clang-tsan
-	ctest --preset clang-tsan
-endif
+sanitize-address: PRESET = asan
+sanitize-thread: PRESET = tsan
+sanitize-address sanitize-thread: $(STAMPS)/build
+	cmake --preset $(BY_CLANG)$(PRESET) $(CLANG:%=-DCMAKE_CXX_COMPILER=%)
+	cmake --build --preset $(BY_CLANG)$(PRESET)
+	ctest --preset $(BY_CLANG)$(PRESET)
 
 sanitize-module: $(STAMPS)/farandole  ## the Python module on real ranks under ASan+UBSan
 	cmake --preset asan-module && cmake --build --preset asan-module

@@ -78,9 +78,18 @@ class CopiedTree:
             raise SystemExit(f"does not compile:\n{done.stdout[-4000:]}")
 
     def prepare(self, *targets: str) -> None:
-        """Compiles what the copy has now; its package uses that."""
-        self.configure(".", f"-DPython_EXECUTABLE={sys.executable}")
+        """Compiles what the copy has now; its package uses that, if `_core` is among it."""
+        # Where the checkout has it: ccache knows bindings by the path of their headers, too.
+        environment = self.root / ".venv"
+        if not environment.is_symlink():
+            environment.symlink_to(sys.prefix)
+        python = environment / "bin" / Path(sys.executable).name
+        self.configure(".", f"-DPython_EXECUTABLE={python}")
         self.build(*targets)
+        if "_core" in targets:
+            self._link_modules()
+
+    def _link_modules(self) -> None:
         plug_ins = [self.build_folder / name for name in ("_tf.so", "_cuda.so")]
         for library in [*self.build_folder.glob("_core*.so"), *plug_ins]:
             link = self.root / "python" / "farandole" / library.name

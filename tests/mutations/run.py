@@ -117,10 +117,11 @@ def try_out(mutant: Mutant) -> str:
 
 
 def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
-    kinds = {m.program for m in mutants if m.program}
+    kinds = {m.program for m in mutants}
     TREE.restore()
     # A fault that the compiler sees needs no test: warnings are errors.
-    TREE.prepare(*MODULES, *(PROGRAMS[kind] for kind in kinds - {"cuda tsan"}))
+    programs = [PROGRAMS[kind] for kind in kinds - {None, "cuda tsan"}]
+    TREE.prepare(*programs, *(MODULES if None in kinds else ()))
     if "cuda tsan" in kinds:
         TREE.configure("tsan", "-DFARANDOLE_MODULE=OFF", "-DCMAKE_BUILD_TYPE=Debug",
                        "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g", "-DFARANDOLE_SANITIZE=thread",
