@@ -39,7 +39,7 @@ def test_bad_numbers_are_refused_by_name(
 
 def test_a_host_may_be_silent_for_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARANDOLE_LINK_TIMEOUT", "0.4")
-    with pytest.raises(InvalidArgument, match="=0.4 is not 0 or a number of at least 0.5"):
+    with pytest.raises(InvalidArgument, match=r"=0\.4 is not 0 or a number"):
         _core.settings()
 
 
