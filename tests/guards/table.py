@@ -220,6 +220,7 @@ HOOKS = [
     Guard("hook: ruff-format", hook("ruff format --force-exclude", "python/planted.py"), {"python/planted.py": new("x  = 1\n")}, "changed"),
     Guard("hook: clang-format", hook("clang-format -i", "csrc/base/planted.h"), {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "changed"),
     Guard("hook: codespell", hook("codespell", "docs/planted.md"), {"docs/planted.md": new("This is t" "eh fault.\n")}, "t" "eh ==> the"),
+    Guard("hook: commit-subject", "python .ci/subject.py build/message", {"build/message": new("planted.\n")}, "ends with a full stop"),
 ]  # fmt: skip
 
 # ---- .ci/run and .ci/wheel ----
