@@ -1,16 +1,16 @@
-"""What a rank's part of a dataset costs: farandole run -np 2 -- python bench/dataset_policies.py
+"""The cost of a rank's part of a dataset: farandole run -np 2 -- python bench/dataset_policies.py
 
 Steps of `fit` of a small network, which take turns in blocks: every rank makes the whole batch and
 keeps its part (slice), or runs the maps for its own samples (index). Pipelines:
 
     costly map    a millisecond of arithmetic for a sample, as decoding an image takes
 
-and, without a network, what it takes to read a batch:
+and, without a network, the cost of reading a batch:
 
     light map     bytes to numbers from 0 to 1, by both policies
     no map        from memory, whole or cut; of arrays, whole or a part
 
-Of each the wall time, and the processor time of all threads of a rank, which other programs change
+Each has a wall time, and the processor time of all threads of a rank, which other programs change
 less. A ratio is of the two times for a step of a block, each of the rank with the longest one;
 the result is the median over the blocks, with the interval of the sign test.
 """

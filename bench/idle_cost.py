@@ -1,4 +1,4 @@
-"""What waiting costs: python bench/idle_cost.py
+"""The cost of waiting: python bench/idle_cost.py
 
 Rank 0 comes a second late, and the others wait for it. How much processor time did they burn, all
 threads together, system calls included? A rank should be free to wait: its core may be wanted.

@@ -1,4 +1,4 @@
-"""What collectives in JAX's programs cost: farandole run -np 2 -- python bench/jax_ops.py
+"""The cost of collectives in JAX's programs: farandole run -np 2 -- python bench/jax_ops.py
 
 Calls: programs of 1 and of 101 all-reduces of 16 floats; the difference, by 100, is a call, and the
 program of one beside the same program without is what starting it costs more. Overlap: backward of

@@ -117,7 +117,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _rank(arguments: argparse.Namespace) -> int:
-    """What every rank does; rank 0 shows it."""
+    """The program of every rank; rank 0 shows the results."""
     torch.set_num_threads(1)
     hvd.init()
     store = Path(tempfile.gettempdir()) / f"named-{hvd.broadcast_object(os.getpid())}"

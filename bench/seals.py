@@ -1,4 +1,4 @@
-"""What the seals of control messages between hosts cost: python bench/seals.py
+"""The cost of the seals of control messages between hosts: python bench/seals.py
 
 Every message between hosts that is no tensor is sealed (csrc/base/seal.h). How much processor time
 does that take, at each end? In a checkout whose tests are built (`make test-cpp`).

@@ -1,4 +1,4 @@
-"""What a strategy's `run` adds to a call, eagerly: python bench/strategy_run.py
+"""The time that a strategy's `run` adds to a call, eagerly: python bench/strategy_run.py
 
     farandole run -np 2 -- python bench/strategy_run.py        the same with other replicas
 

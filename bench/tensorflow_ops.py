@@ -1,4 +1,4 @@
-"""What an operation costs in TensorFlow, beside what else could carry it.
+"""The cost of an operation in TensorFlow, beside other ways to carry it.
 
     farandole run -np 2 -- python bench/tensorflow_ops.py [--rounds 20] [--json FILE]
     farandole run -np 1 -- python bench/tensorflow_ops.py          the op alone, without other ranks
@@ -31,7 +31,7 @@ TENSORS = 200
 
 
 def by_numpy(x: tf.Tensor) -> tf.Tensor:
-    """What a program without ops of its own does."""
+    """The all-reduce of a program that has no ops of its own."""
     return tf.ensure_shape(tf.numpy_function(fd.all_reduce, [x], tf.float32), x.shape)
 
 
@@ -43,7 +43,7 @@ def gradients(
     wrap: Callable[[tf.GradientTape], tf.GradientTape],
     each: Callable[[tf.Tensor], tf.Tensor] = lambda gradient: gradient,
 ) -> Callable[[list[Any]], tf.Tensor]:
-    """A step's: what they are made of is computed in the graph, so that they come one by one."""
+    """The gradients of a step. The graph computes their inputs, so that they come one by one."""
 
     def of(xs: list[Any]) -> tf.Tensor:
         with tf.GradientTape() as tape:

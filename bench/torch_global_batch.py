@@ -1,4 +1,4 @@
-"""What GlobalBatch adds to a step: farandole run -np 2 -- python bench/torch_global_batch.py
+"""The cost of GlobalBatch in a step: farandole run -np 2 -- python bench/torch_global_batch.py
 
 The same network learns from the same parts of the same batches in two ways, which take turns in
 blocks of steps:
@@ -7,7 +7,7 @@ blocks of steps:
               weight, written into the loop
     GlobalBatch
 
-or, with ``--logical 4``, what the same bits on any number of ranks cost beside as many
+or, with ``--logical 4``, the cost of the same bits on any number of ranks beside as many
 micro-batches:
 
     micro-batches   a GlobalBatch whose micro_batch_size makes four of a batch

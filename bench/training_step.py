@@ -1,4 +1,4 @@
-"""What data-parallel training costs over training alone: python bench/training_step.py
+"""The cost of data-parallel training over training alone: python bench/training_step.py
 
 One training step of a model on every rank, one thread and one core each, with nothing exchanged,
 with farandole and with PyTorch's DistributedDataParallel over gloo. All variants live in the same
@@ -7,11 +7,11 @@ interval is that of the median over the blocks (sign test). Afterwards all varia
 must hold equal parameters on every rank, and nearly the same as each other; those that do not
 must differ.
 
-Whoever exchanges also waits, in every step, for the rank that is last: on cores whose speed varies
+A variant that exchanges also waits, in every step, for the last rank. On cores whose speed varies
 that is a cost of its own, which no library can save. The variant *in step* exchanges nothing and
-waits for all ranks before every update; what a library adds is its overhead over that one.
-Likewise *ddp_none* is DDP, lean, with a communication hook that exchanges nothing: its own hooks
-and copies, which everybody pays who keeps DDP, whatever reduces its buckets.
+waits for all ranks before every update; the cost of a library is its overhead over that one.
+Likewise *ddp_none* is DDP, lean, with a communication hook that exchanges nothing. It shows the
+cost of DDP's own hooks and copies, whatever reduces its buckets.
 
 Needs torch.
 """
@@ -192,7 +192,7 @@ def _our_hook() -> Any:
 
 
 def _no_exchange() -> Any:
-    """What is left is DDP's own: whoever keeps DDP pays it."""
+    """A hook that exchanges nothing: the remaining time is DDP's own."""
     import torch
 
     def at_once(bucket: Any) -> Any:
@@ -336,7 +336,7 @@ def _trainer(variant: Variant, model: Model, optimizer: str) -> Trainer:
 
 
 def _memory_mb() -> float:
-    """Of this process, without what malloc keeps; what ranks share is counted once among them."""
+    """The PSS of this process without malloc's free memory; it divides what ranks share."""
     ctypes.CDLL(None).malloc_trim(0)
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
@@ -418,7 +418,7 @@ def _verify(trainers: list[Trainer]) -> dict[str, bool]:
 
 
 def _rank(arguments: argparse.Namespace) -> int:
-    """What every rank does; rank 0 shows it."""
+    """The program of every rank; rank 0 shows the results."""
     is_one_machine = arguments.hosts and arguments.launcher != "ssh"
     place = ("RANK", "WORLD_SIZE") if is_one_machine else ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     core = placement.pin(*(int(os.environ[name]) for name in place))

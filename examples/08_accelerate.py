@@ -43,7 +43,7 @@ def main() -> None:
     right = []
     with torch.no_grad():
         for images, labels in test:
-            # Of all ranks, without what was repeated to fill the last batch.
+            # Results of all ranks, without the samples repeated to fill the last batch.
             right.append(accelerator.gather_for_metrics(model(images).argmax(1) == labels))
     accelerator.print(f"reduced by {dist.get_backend()}")
     accelerator.print(f"accuracy on unseen digits: {torch.cat(right).float().mean():.3f}")

@@ -48,7 +48,7 @@ def forward(w: dict[str, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def gradients(w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
-    """Of the mean cross entropy."""
+    """The gradients of the mean cross entropy."""
     hidden, logits = forward(w, x)
     slope = np.exp(logits - logits.max(axis=1, keepdims=True))
     slope /= slope.sum(axis=1, keepdims=True)

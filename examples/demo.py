@@ -30,7 +30,7 @@ ACCURATE = 0.97  # of the held-out digits
 
 @dataclass
 class Run:
-    """What one training left behind."""
+    """The results of one training."""
 
     losses: list[float]
     accuracy: float

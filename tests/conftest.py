@@ -1,4 +1,4 @@
-"""Worlds of rank processes for every test that asks, and a look at what they leave behind."""
+"""Fixtures that start worlds of rank processes, and check that these leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ import namespaces
 from harness import Nursery, World, jax_that_compiles_quickly
 
 ROOT = Path(__file__).parent.parent
-CASE = 180.0  # seconds: no case takes as long, also where it compiles and others want the processor
+CASE = 180.0  # seconds: an upper bound, also for a case that compiles on a busy machine
 
 
 @pytest.fixture(scope="session")
 def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Nursery]]:
-    """The nursery of a framework, made once; that of "" has imported none."""
+    """The nursery of a framework, made once; "" is the nursery that has imported none."""
     made: dict[str, Nursery] = {}
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     jax = jax_that_compiles_quickly(str(tmp_path_factory.mktemp("jax")))
@@ -94,7 +94,7 @@ def spaces() -> Iterator[list[str]]:
 
 @pytest.fixture
 def spawn(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., World]]:
-    """Starts worlds that end with the test; nothing of them may be left then."""
+    """Starts worlds that end with the test, and checks that they leave nothing behind."""
     yield from _spawner(nurseries)
 
 
@@ -232,11 +232,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
-    # Whoever runs the tests from within a job does not mean that job.
+    # The tests may run inside a job, whose variables must not reach their ranks.
     for name in [n for n in os.environ if harness._is_ours(n)]:
         del os.environ[name]
-    # What was measured on this machine changes which paths tests see: nothing is kept there, and
-    # `farandole run` does not measure where CI is set.
+    # A tuning table that was measured on this machine would change the paths that tests see. So the
+    # cache starts empty, and CI keeps `farandole run` from measuring.
     os.environ["XDG_CACHE_HOME"] = f"/tmp/farandole-tests-{os.getpid()}"
     os.environ["CI"] = "true"
     del config

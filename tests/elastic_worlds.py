@@ -57,7 +57,7 @@ class Worlds:
         self._formed = 0
 
     def form(self, *ranks: int) -> None:
-        """The next world is of these, in this order, when all of them have asked."""
+        """Forms the next world of these ranks, in this order, once all of them have asked."""
         self._formed += 1
         self._await(ranks)
         for place, rank in enumerate(ranks):
@@ -68,12 +68,12 @@ class Worlds:
             assert self._ranks.hear(rank, SOON) == "next"
 
     def dismiss(self, rank: int) -> None:
-        """It asks for a world, and there is none for it any more."""
+        """Waits until the rank asks for a world, and tells it that it is in none any more."""
         self._await([rank])
         self._ranks.say(rank, "dismissed")
 
     def refuse(self, ranks: Sequence[int]) -> None:
-        """Those who ask for the next world learn that it did not form."""
+        """Tells ranks that ask for the next world that it did not form."""
         self._await(ranks)
         for rank in ranks:
             self._ranks.say(rank, None)

@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 
 
 class Combinations(list[Row]):
-    """Rows of a table that leaves combinations out (draws.py asks)."""
+    """Rows of a table that leaves combinations out; the type marks it for draws.py."""
 
 
 def full() -> bool:
@@ -30,14 +30,14 @@ def full() -> bool:
 
 
 def seed() -> int:
-    """Of this run: tests/conftest.py sets it for all workers."""
+    """The seed of this run, which tests/conftest.py sets for all workers."""
     return int(os.environ["GRID_SEED"])
 
 
 def combinations(
     *dimensions: Sequence[Any], fits: Callable[..., bool] = lambda *_: True
 ) -> list[Row]:
-    """The rows of a table whose columns have these values; `fits` refuses what has no meaning."""
+    """The rows of a table whose columns have these values; `fits` refuses rows without meaning."""
     every = [row for row in itertools.product(*dimensions) if fits(*row)]
     if full():
         return every
@@ -48,14 +48,14 @@ def combinations(
 
 
 def drawn(name: str, rows: Sequence[Any], one_in: int) -> list[Any]:
-    """One in so many of the rows, at least one; which, this run's seed and the table's name say."""
+    """One row in `one_in`, but at least one, by this run's seed and the table's name."""
     dice = random.Random(zlib.crc32(name.encode()) + seed())
     return dice.sample(list(rows), -(-len(rows) // one_in))
 
 
 def _pairs(every: Sequence[Row]) -> list[int]:
-    """Few rows, by number, that have every pair of values which occurs in `every`: greedily, each
-    row the one that has most pairs not seen yet (Cohen et al., The AETG system, 1997)."""
+    """Numbers of a few rows that together hold every pair of values in `every`. Greedy: the next
+    row is the one with the most new pairs (Cohen et al., The AETG system, 1997)."""
     of_row = [set(itertools.combinations(enumerate(map(repr, row)), 2)) for row in every]
     missing = set().union(*of_row)
     chosen = []

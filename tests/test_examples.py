@@ -1,4 +1,4 @@
-"""The examples, and what the readme shows, run as they are told to."""
+"""The examples and the code in the readme run and do what their pages say."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from harness import World, launch
 
 Spawn = Callable[..., World]
 AS_USERS_DO = {"02_horovod_script.py", "03_ddp.py", "10_horovod_keras.py", "12_jax_optax.py"}
-# Of what is left of each one's own rows.
+# One row in two of those that each test's own draw has left.
 takes_long = pytest.mark.drawn(2, of="examples that take long")
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*command: str, ranks: int = 2, options: Sequence[str] = ()) -> str:
-    """What the ranks print; fails with their output if any of them does."""
+    """The output of the ranks; fails with it if a rank fails."""
     return launch(ranks, command, "--no-prefix", *options).stdout
 
 
@@ -39,8 +39,8 @@ def play(
     *,
     horovod: bool = False,
 ) -> str:
-    """What an example prints. Its ranks are forked from a process that has imported the framework;
-    one of each framework, or of a full grid all of two ranks, are started as users do."""
+    """The output of an example. Its ranks are forked from a process that has imported the
+    framework. On two ranks AS_USERS_DO, or all of a full grid, run under `farandole run`."""
     if ranks == 2 and (program.strip() in AS_USERS_DO or grid.full()):
         name, *arguments = program.split()
         path = str(ROOT / "examples" / name)
@@ -57,7 +57,7 @@ def play_in(
     *,
     horovod: bool = False,
 ) -> str:
-    """On forked ranks, with more in their environment."""
+    """Rank 0's output of an example on forked ranks, with `environment` added to theirs."""
     name, *arguments = program.split()
     each = [rank_environment(r, [ranks]) | environment for r in range(ranks)]
     world = spawn(ranks, framework, each=each)
@@ -230,7 +230,7 @@ def test_a_tensorflow_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: 
 
 
 def backend_of_keras(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chooses it for the ranks. Nothing of it is imported here: that takes seconds."""
+    """Chooses the ranks' backend. It is not imported here, as that takes seconds."""
     for package in ("keras", name, f"farandole.{name}", "sklearn"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -326,7 +326,7 @@ def test_a_model_that_does_not_fit_one_rank_learns_on_two(spawn: Spawn) -> None:
 
 
 def end_of(path: str) -> str:
-    """What an example says as it ends itself."""
+    """The message with which an example exits."""
     with pytest.raises(SystemExit) as caught:
         play_on_rank(path, [], False)
     return str(caught.value)
@@ -372,7 +372,7 @@ def test_digits_on_a_parameter_server_with_a_slow_worker(spawn: Spawn) -> None:
 
 
 def to_its_end(path: str) -> None:
-    """A program on a rank, and what its end does: servers wait for it."""
+    """Runs a program on a rank to its end and shuts down, as servers wait for that."""
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as left:

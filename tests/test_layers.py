@@ -1,4 +1,4 @@
-"""Who may include and import whom: the code's edges against one table."""
+"""Includes and imports stay within the layers that the tables here allow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CSRC = ROOT / "csrc"
 TESTS = ROOT / "tests"
 PACKAGE = ROOT / "python" / "farandole"
 
-# What each folder of csrc may include, besides itself and base.
+# Folders that each folder of csrc may include, besides itself and base.
 POLLED = {"engine", "stream", "control", "transport", "schedule"}
 EDGE = POLLED | {"jax", "named", "fusion", "devices", "backends", "group", "fold"}
 ALLOWED = {
@@ -32,20 +32,20 @@ ALLOWED = {
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"fusion", "group", "fold", "devices"},
     "cuda": {"cuda/kernels", "fold", "schedule"},
-    "cuda/kernels": {"fold"},  # compiled by nvcc, too: formulas alone
+    "cuda/kernels": {"fold"},  # also compiled by nvcc, so only formulas
     "cuda/driver": set(),
     "cuda/nccl": {"cuda/driver"},
     "cuda/library": {"cuda", "cuda/driver", "cuda/kernels", "cuda/nccl"},
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": EDGE,
-    # What tests alone reach, below tests/.
+    # Code for tests alone, below tests/.
     "core": EDGE,
     "core/bindings": EDGE | {"bindings", "core"},
 }
 FRAMEWORK_HEADERS = re.compile(
     r"torch|tensorflow|ATen|c10|jax|xla|mpi\.h|Python\.h|cuda|nccl", re.I
 )
-# Of the standard library's and pybind11's headers, only bindings may include the latter.
+# Headers that only the bindings may include.
 PYBIND = re.compile(r"pybind11/")
 
 # Python's layers from the bottom: modules and packages, each of which may import those of layers
@@ -105,7 +105,7 @@ GUESTS = {"torch", "tensorflow", "keras", "jax", "mpi4py", "ray", "rich", "matpl
 
 
 def sources() -> list[str]:
-    """As they are included: below csrc or, what tests alone reach, below tests."""
+    """Source paths as includes spell them: below csrc or, for code of tests alone, below tests."""
     found = [(CSRC, p) for p in CSRC.rglob("*")]
     found += [(TESTS, p) for p in (TESTS / "core").rglob("*")]
     suffixes = (".h", ".cpp", ".cu", ".cuh")
@@ -121,7 +121,7 @@ def includes(path: Path) -> list[str]:
 
 
 def folder_of(name: str) -> str:
-    """The table's, of a file as it is included."""
+    """The folder in ALLOWED of a file, given as includes spell it."""
     parent = str(Path(name).parent)
     return parent if parent in ALLOWED else name.split("/")[0]
 
@@ -151,8 +151,8 @@ def test_the_table_has_no_circle() -> None:
 
 
 def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
-    """A file's imports, each with whether it is done at once, when the file is itself imported, and
-    whether it is for type checkers alone."""
+    """A file's imports. The first flag: it runs as soon as the file is imported. The second: it is
+    for type checkers alone."""
     found: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
 
     def visit(node: ast.AST, at_once: bool, for_types: bool) -> None:
@@ -168,7 +168,7 @@ def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool, bool
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """Modules that a file imports, and whether at once."""
+    """Modules that a file imports, and whether as soon as the file is imported."""
     found: list[tuple[str, bool]] = []
     for node, at_once, _ in statements(path):
         if isinstance(node, ast.Import):
@@ -191,10 +191,10 @@ def test_imports_go_downwards(path: Path) -> None:
     for name, at_once in imports(path):
         top = name.split(".")[0]
         if top in GUESTS and at_once:
-            # A framework in its own package; what only draws, in the command line's files.
+            # A framework in its own package, and libraries that draw in the command line's files.
             allowed = home in (top, "cli") or (top == "rich" and home == "_launch")
             allowed |= (home, top) == ("strategy", "tensorflow")  # in tf.distribute's words
-            # Keras runs on one of several frameworks: a file of that name has what it forces.
+            # Keras runs on one of several frameworks: only keras/_torch.py imports torch, etc.
             assert allowed or parts == ("keras", f"_{top}"), f"imports {name}"
         if home.startswith("_") and home not in ("__init__", "__main__") and at_once:
             below = name.removeprefix("farandole.").split(".")[0] if top == "farandole" else ""
@@ -214,7 +214,7 @@ LAYER_OF = {name: i for i, names in enumerate(PYTHON_LAYERS) for name in names.s
 
 
 def arrows(path: Path) -> set[str]:
-    """Our modules that a file imports, wherever in it; those for type checkers do not count."""
+    """Our modules that a file imports anywhere, but not for type checkers alone."""
     found = set()
     for node, _, for_types in statements(path):
         home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -227,7 +227,7 @@ def arrows(path: Path) -> set[str]:
 
 
 def unit_of(module: str) -> str:
-    """What the table calls it."""
+    """The entry of PYTHON_LAYERS that covers the module."""
     name = module
     if f"{module}.__init__" in LAYER_OF:
         return f"{module}.__init__"
@@ -259,7 +259,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Of modules, each of which reaches the others of its own."""
+    """The strongly connected components with a cycle: modules that all reach each other."""
     reach = {name: set(others) for name, others in edges.items()}
     for middle in edges:
         for others in reach.values():
@@ -296,7 +296,7 @@ def test_importing_the_package_needs_numpy_alone() -> None:
 
 
 def test_a_type_has_its_name_for_itself() -> None:
-    """Two types of one name in one library are one to the linker, whatever is in them."""
+    """The linker takes two types of one name in one library for the same, even if they differ."""
     where: dict[str, set[str]] = {}
     for source in (s for s in sources() if s.endswith(".h")):
         text = located(source).read_text()

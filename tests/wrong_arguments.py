@@ -1,4 +1,4 @@
-"""Walks what is public with wrong arguments: what reaches the caller is an error of ours."""
+"""Calls public functions with wrong arguments and checks that they raise farandole's errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WRONG = {
 
 
 def outcome(call: Callable[[], Any], also: tuple[type[Exception], ...] = ()) -> str:
-    """What is wrong with how it ended, if something is. `also`: what it may raise besides."""
+    """The problem with the call's end, or "". `also`: errors of others that it may raise."""
     try:
         call()
     except fd.Error as error:
-        str(error).encode()  # not every terminal takes a surrogate
+        str(error).encode()  # not every terminal accepts a surrogate
     except also:
         pass
     except Exception as error:
@@ -35,8 +35,8 @@ def problems_of(
     right: Mapping[str, Any],
     also: tuple[type[Exception], ...] = (),
 ) -> list[str]:
-    """Of calls in which one argument is wrong. `right`: arguments by name, or functions that make
-    them; those of no name are 0."""
+    """The problems of calls with one wrong argument each. `right`: arguments by name, or functions
+    that make them; parameters that it lacks are 0."""
     named = {
         p: of
         for p, of in signature.parameters.items()
@@ -55,7 +55,7 @@ def problems_of(
 
 
 def callables(of: ModuleType, apart: Iterable[str] = ()) -> list[str]:
-    """The names of all functions and classes that it makes public, but errors."""
+    """Names of all public functions and classes of a module, but errors and those `apart`."""
     names = []
     for name in of.__all__:
         value = getattr(of, name)
@@ -73,8 +73,8 @@ def problems_in(
     also: Mapping[str, tuple[type[Exception], ...]] | None = None,
     settle: Callable[[str, Any], Any] = lambda _, __: None,
 ) -> list[str]:
-    """Of all functions and classes of a module but those `apart`. `also`: what else a function may
-    raise, by name. `settle(name, result)`: ends what a call has begun."""
+    """The problems of all functions and classes of a module but those `apart`. `also`: other errors
+    that they may raise, by name. `settle(name, result)`: ends operations that a call has begun."""
     problems = []
     for name in callables(module, apart):
         function = getattr(module, name)

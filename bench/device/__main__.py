@@ -1,12 +1,12 @@
-"""What a machine with a GPU shows of farandole: `make device`.
+"""Checks and measures farandole on a machine with a GPU: `make device`.
 
-It needs a driver and a Python; no compiler and no network. What this Python cannot import of
-farandole and numpy is unpacked from wheels that were made elsewhere (`make device-wheels`:
-build). Every way of collectives on the device's arrays is compared with the host's bits, and
-trainings by each framework that is there with the same in one process; ranks are killed, and worse;
-kernels, collectives and a training step are measured. A text says what came of it, with the date,
-the device and the commands. Parts that were done before are not done again: whoever is cut off
-starts it once more with the same file. What needs a framework says so where there is none.
+It needs a driver and a Python; no compiler and no network. If this Python cannot import farandole
+or numpy, they are unpacked from wheels that were made elsewhere (`make device-wheels`: build).
+Every way of collectives on the device's arrays is compared with the host's bits, and trainings by
+each installed framework with the same in one process. Ranks are killed, and worse; kernels,
+collectives and a training step are measured. A text reports the results, with the date, the device
+and the commands. After an interruption, start it again with the same file: parts that were done
+before are not done again. Parts that need a missing framework say so.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ UNDER_MPS = {"2": ("staged", "step", "lanes", "spin"), "4": ("step",)}
 
 
 def find() -> None:
-    """Whatever farandole and numpy there are, for this process and those that it starts."""
+    """Makes farandole and numpy importable, for this process and those that it starts."""
     missing = [n for n in ("numpy", "farandole") if importlib.util.find_spec(n) is None]
     if not missing:
         return
@@ -171,7 +171,7 @@ def _bench(way: str, ranks: str, sizes: str, seconds: str, under: str = "") -> P
 
 
 def _training(arguments: argparse.Namespace, under: str = "") -> Iterator[Part]:
-    """What it costs, and where the time went."""
+    """The parts that measure a training step, and where its time goes."""
     step = [*TRAINING, *arguments.training.split()]
     name = f"{arguments.out.stem}-trace{'-mps' if under else ''}"
     trace = str(ROOT / "build" / name)

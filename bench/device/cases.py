@@ -35,7 +35,7 @@ LINE = re.compile(r"(?m)^(?:\[(\d+)\] )?case ([^:\n]+): (.*)$")
 
 
 class Differs(Exception):
-    """What came is not what training alone, or numpy, gives."""
+    """The result differs from that of training alone, or of numpy."""
 
 
 class Skipped(Exception):
@@ -81,7 +81,7 @@ def main(cases: dict[str, Case], begin: Callable[[], None], end: Callable[[], No
 
 
 def outcome(case: Case) -> str:
-    """What a line says of it."""
+    """The outcome of a case, as its line shows it."""
     try:
         return f"ok: {case()}"
     except Differs as error:
@@ -96,7 +96,7 @@ def _say(name: str, said: str) -> None:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Whoever takes longer says where it is, and ends: nothing else ends a wait for a device."""
+    """Ends a process that takes longer, with a traceback: nothing else ends a wait for a device."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -115,7 +115,7 @@ def my_device(count: int) -> int:
 
 
 def compared(mine: Iterable[Any], wanted: Iterable[Any], tolerance: float, with_what: str) -> str:
-    """Of arrays: what a case that is right says. Raises Differs."""
+    """Compares arrays; returns the words of a case that is right. Raises Differs."""
     most = 0.0
     for i, (one, other) in enumerate(zip(mine, wanted, strict=True)):
         one, other = np.asarray(one), np.asarray(other)
@@ -143,7 +143,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def ran(command: list[str], limit: float, **settings: str) -> str:
-    """What it printed; ranks end with their launcher."""
+    """The output of the command; ranks end with their launcher."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit, check=False,

@@ -50,7 +50,7 @@ def of_host(array: Any, dtype: str) -> Any:
 
 
 def lengths(kind: str, count: int) -> tuple[int, int]:
-    """Of input and output."""
+    """The lengths of input and output."""
     ranks, rank = fd.size(), fd.rank()
     if kind == "reduce_scatter":
         return count, count // ranks + (rank < count % ranks)

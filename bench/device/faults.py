@@ -1,4 +1,4 @@
-"""What becomes of the others when a rank is killed or stopped, when its device has no memory left,
+"""The effect on other ranks when a rank is killed or stopped, when its device has no memory left,
 or when another kernel of its process has used a wrong address: python bench/device/faults.py
 
 In each case all others get one verdict, which names the rank, within two seconds; their devices
@@ -89,7 +89,7 @@ def outcome(fault: Fault, on_host: bool) -> str:
 
 
 def judged(fault: Fault, seen: dict[int, dict[str, Any]]) -> str:
-    """What a case that is right says; raises Differs."""
+    """The words of a case in which all ranks saw what they should; raises Differs."""
     for each in seen.values():
         if "skipped" in each:
             raise Skipped(each["skipped"])

@@ -24,7 +24,7 @@ from farandole._bench.devices import DeviceArray, driver
 
 VICTIM = 1
 BEFORE = 50  # sums that are right
-LIMIT = 40  # seconds, after which whoever still waits says where, and ends
+LIMIT = 40  # seconds, after which a waiting process prints where it waits, and ends
 COUNT, SHORT = 50_000, 1000  # elements; what one kernel may take
 OURS = 8 << 30  # bytes that ranks have at most when they begin
 COMING_BACK = 5  # seconds that memory may take
@@ -49,14 +49,14 @@ WILD = b"""
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that are free, and all; of the device, whoever uses it."""
+    """The free bytes and all bytes of the device, for all its processes together."""
     free, whole = ctypes.c_size_t(), ctypes.c_size_t()
     driver().call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(whole))
     return free.value, whole.value
 
 
 class Late:
-    """What follows in this rank's stream waits until end()."""
+    """Later work in this rank's stream waits until end()."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -71,8 +71,8 @@ class Late:
 
 
 def touch_a_wrong_address() -> None:
-    """A kernel that is not farandole's does, in a stream of its own. The fake driver, which
-    compiles none, is told so."""
+    """A kernel that is not farandole's does so, in a stream of its own. The fake driver, which
+    compiles none, loses its contexts by a call."""
     library = ctypes.CDLL("libcuda.so.1")
     if hasattr(library, "fake_cuda_control"):
         functions = ctypes.cast(library.fake_cuda_control, ctypes.CFUNCTYPE(ctypes.c_void_p))()
@@ -86,7 +86,7 @@ def touch_a_wrong_address() -> None:
 
 
 def take_all_memory() -> list[int]:
-    """What is left then is less than a MiB."""
+    """Allocates until less than a MiB is left."""
     taken, size = [], 1 << 40
     while size >= 1 << 20:
         try:

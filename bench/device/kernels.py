@@ -81,7 +81,7 @@ class Failed(Exception):
 
 
 def one_process(limit: float, *options: str) -> tuple[str, str]:
-    """What this program prints with these options, and why it is not all; empty: it is."""
+    """The output of this program with these options, and why it is incomplete, or empty."""
     process = subprocess.Popen(
         [sys.executable, __file__, *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -193,7 +193,7 @@ def measure_torch(sizes: Sequence[int], rounds: int) -> int:
 
 
 def of_torch(size: int, rounds: int) -> Iterator[tuple[str, int, float]]:
-    """What PyTorch's own operations read and write, and in how many seconds."""
+    """PyTorch's own operations: the bytes that they read and write, and their seconds."""
     import torch
 
     count = size // 4

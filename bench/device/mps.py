@@ -36,7 +36,7 @@ def find() -> str:
 
 
 class Daemon:
-    """One that runs; with `settings` processes find it."""
+    """A control daemon of MPS; processes find it by `settings`."""
 
     def __init__(self, tool: str, folder: Path) -> None:
         self._tool, self._pipes, self._logs = tool, folder / "pipe", folder / "log"
@@ -50,7 +50,7 @@ class Daemon:
             raise NoDaemon(f"{TOOL} -d: {said or f'exit code {code}'}")
 
     def says(self) -> str:
-        """Which servers it has, and the last of its logs: whether there were clients."""
+        """The daemon's servers, and the ends of its logs, which tell whether there were clients."""
         _, said = self._run(asked="get_server_list")
         words = [
             f"{log.name}: {line}"
@@ -60,7 +60,7 @@ class Daemon:
         return "\n".join([f"servers: {' '.join(said.split()) or 'none'}", *words])
 
     def end(self) -> None:
-        """It, and its server. One that does not go by itself is killed."""
+        """Ends the daemon and its servers; kills those that do not end by themselves."""
         held = self._processes()
         self._run(asked="quit")
         _await_ends(held)

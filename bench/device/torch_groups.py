@@ -164,7 +164,7 @@ def by_fsdp(half: bool = False) -> str:
 
 
 class Recorded:
-    """What runs again and again: a CUDA graph; on the host the function itself."""
+    """A function that runs again and again: as a CUDA graph; on the host as itself."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.replay = run
@@ -193,7 +193,7 @@ class Recorded:
 
 
 def collectives_in_a_graph() -> str:
-    """Of torch.distributed and of farandole."""
+    """The graph has collectives of torch.distributed and of farandole."""
     import torch
     import torch.distributed as dist
 

@@ -151,7 +151,7 @@ def _sharded(where: Any) -> list[Any]:
     )  # fmt: skip
     for _ in range(STEPS):
         optimizer.zero_grad()
-        # Whose gradients are these factors.
+        # The gradients of the products are these factors.
         of_ranks = [[drawn(shape) for shape in shapes] for _ in range(fd.size())]
         products = zip(parameters, of_ranks[fd.rank()], strict=True)
         sum((p * factor).sum() for p, factor in products).backward()  # type: ignore[union-attr]

@@ -69,7 +69,7 @@ def loss_of(model: Any, x: Any) -> Any:
 
 
 def mean_of_parts(parameters: Iterable[Any], backward: Callable[[int], None]) -> None:
-    """What two ranks' gradients would be, by `backward` of each of them, as `p.grad`."""
+    """Sets each `p.grad` to the mean of the gradients that `backward` makes for each rank."""
     parts, held = [], list(parameters)
     for rank in range(fd.size()):
         for p in held:

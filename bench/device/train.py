@@ -1,4 +1,4 @@
-"""What training on one device costs two ranks over training alone, as a program of each rank:
+"""The cost for two ranks of training on one device over training alone, as a program of each rank:
 
     farandole run -np 2 python bench/device/train.py
 

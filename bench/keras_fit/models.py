@@ -1,4 +1,4 @@
-"""What is trained: small models of Keras, and batches that every rank can make for any rank."""
+"""Training jobs: small models of Keras, and batches that every rank can make for any rank."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Gradients = Callable[[Any, Any, list[Any]], list[Any]]  # of a tape, a loss and 
 
 
 def step_of(net: Any, gradients: Gradients) -> Callable[[Any, Any], Any]:
-    """What is to become a ``tf.function`` of a batch; gives the loss."""
+    """The body of a ``tf.function`` for one batch, which returns the loss."""
     import tensorflow as tf
 
     variables, optimizer, loss = net.trainable_variables, plain_optimizer(), loss_of()

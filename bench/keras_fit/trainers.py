@@ -85,7 +85,7 @@ class Loop:
 
 
 class Elsewhere:
-    """What strategies.py does, in a process beside this rank, or in another rank's (no words)."""
+    """Runs strategies.py in a process beside this rank; without words, another rank has done so."""
 
     def __init__(self, words: list[str], cores: list[int] | None = None) -> None:
         self._child = None

@@ -1,4 +1,4 @@
-"""What is promised, and whether a measured ratio keeps it. Pure.
+"""The ratios that are promised, and whether a measured one keeps its bar. Pure.
 
 A bar is the greatest ratio of our time over somebody's. It holds when the ratio measured does not
 exceed it; where the interval reaches over the bar, noise may decide otherwise next time, and that

@@ -1,4 +1,4 @@
-"""What the parts share: peers found once, runs of comparisons, cells of tables."""
+"""Helpers that the parts share: peers found once, runs of comparisons, cells of tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MPIS = ("mpi", "mpich", "mpich-mpir", "impi")
 
 @dataclass
 class Bench:
-    """What every part is given."""
+    """The settings and notes of a run, which every part gets."""
 
     quick: bool
     folder: Path  # of raw rows
@@ -36,7 +36,7 @@ class Bench:
             self.notes.append(text)
 
     def found(self, names: Iterable[str]) -> list[Found]:
-        """The peers that are here; of the others it tells."""
+        """The peers that are here; a note tells why another one is not."""
         here = []
         for name in names:
             peer = PEERS[name]

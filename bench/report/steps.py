@@ -90,8 +90,8 @@ def _training_cells(row: Row, alone: Row | None, lean: Row | None) -> list[str]:
 
 
 def _over(row: Row, other: str) -> str:
-    """What is left of the overhead beside ranks that only wait for each other (*in_step*), or that
-    run DDP, lean, and exchange nothing (*ddp_none*)."""
+    """The overhead that remains over ranks that only wait for each other (*in_step*), or that run
+    DDP, lean, and exchange nothing (*ddp_none*)."""
     over = row.get("over", {}).get(other)
     if over is None or row["variant"] == other:
         return "-"

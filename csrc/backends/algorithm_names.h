@@ -1,4 +1,4 @@
-// What an operation's `algorithm` may be called.
+// The names that an operation's `algorithm` may have.
 #pragma once
 
 #include <string_view>
@@ -6,12 +6,12 @@
 
 namespace farandole {
 
-/// Paths over shared memory, then planners, each name once; whether one fits an operation is seen
-/// when that is submitted.
+/// Paths over shared memory, then planners, each name once. Submitting an operation checks whether
+/// its algorithm fits.
 std::vector<std::string_view> algorithm_names();
 
 /// Throws Error(invalid_argument) when no operation has an algorithm of that name.
-/// `setting`: what gave it, for the message.
+/// `setting`: where the name was given, for the message.
 void require_algorithm_name(std::string_view setting, std::string_view name);
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
-// How a large collective is cut into blocks, as its rank sees it: which slices it shows to whom in
-// each block, which it takes from whom, and where they stand in slots.
+// How a large collective is cut into blocks, as a rank sees it: in each block, the slices it shows
+// to each rank, the slices it takes from each rank, and where they stand in slots.
 //
 //   collective                               a block of rank r's input          its slot holds
 //   all_reduce, reduce                       size chunks; rank t folds the t-th a chunk per reader
@@ -19,16 +19,16 @@ class Blocks {
   void start(const DirectOperation& what, size_t chunk);
 
   uint64_t count() const { return blocks_; }
-  /// What rank `to` takes of my input in block b.
+  /// The slice of my input in block b that rank `to` takes.
   Slice shown_to(int to, uint64_t b) const;
-  /// What I take of rank `from`'s input in block b, and where it stands in my output.
+  /// The slice of rank `from`'s input in block b that I take, and where it stands in my output.
   Route taken_from(int from, uint64_t b) const;
   /// The part of block b whose result rank r folds for others (two phases only).
   Slice folded_by(int r, uint64_t b) const;
 
-  /// Everybody reads the same of a block.
+  /// Whether all ranks read the same of a block.
   bool in_common() const { return in_common_; }
-  /// Ranks fold parts for others, who gather the results.
+  /// Whether ranks fold parts for others, which gather the results.
   bool two_phases() const { return two_phases_; }
 
  private:

@@ -1,5 +1,5 @@
-// cico (copy-in copy-out): any collective over memory of any kind. Data go in blocks through three
-// stages, several blocks in flight; what a block is, and who takes what of it, is said by Blocks:
+// cico (copy-in copy-out): any collective over memory of any kind. Data go in blocks, several in
+// flight, through three stages. (Blocks says how data are cut, and what each rank takes.)
 //
 //   publish  copy what others will read into my slots (not if they map my input), and
 //            what is moved from me to me
@@ -7,9 +7,8 @@
 //   gather   copy the parts that others folded from their slots (all_reduce, reduce)
 //
 // Each rank announces how many blocks it has brought through each stage. A slot is used again some
-// blocks later, by another rank: when all who read the block that it held are known to be past it,
-// this rank among them. What the last operation left in a slot has been read, for all ranks have
-// started this one.
+// blocks later, by another rank, once all readers of its block are known to be past it, this rank
+// among them. All ranks have started this operation, so they have read the slots of the last one.
 #include <algorithm>
 
 #include "backends/blocks.h"
@@ -21,9 +20,9 @@
 namespace farandole {
 namespace {
 
-/// What a scatter shows goes past the caches as well, 16 MiB, Zen 4: 1.40 ms, so 1.16. But nothing
-/// does where one rank alone shows all of its input in slots: a broadcast 1.46 and 0.97 ms, a send
-/// 2.8 and 2.2.
+/// Large results are written past the caches, and so are a scatter's slots: 16 MiB, Zen 4, 1.40 ms,
+/// so 1.16. But nothing is if one rank alone shows all of its input in slots: a broadcast 1.46 ms
+/// past the caches and 0.97 through them, a send 2.8 and 2.2.
 bool is_from_one_whole(Collective kind) {
   return kind == Collective::broadcast || is_between_two(kind);
 }
@@ -65,7 +64,7 @@ class Cico : public DirectPath {
     return moved ? Progress::moved : Progress::idle;
   }
 
-  /// Those for whom a stage stands still; none for a stage that waits for another one here.
+  /// The ranks that a stage waits for; none for a stage that waits for another one here.
   std::vector<int> lacking() const override {
     const uint64_t all = blocks_.count();
     return all_but(memory_, [&](int r) {
@@ -199,7 +198,7 @@ class Cico : public DirectPath {
     const Operation& o = what_.operation();
     return o.kind == Collective::all_reduce || (o.kind == Collective::reduce && o.root == r);
   }
-  /// Others take the results that I fold.
+  /// Whether others take the results that I fold.
   bool has_gatherers() const {
     return blocks_.two_phases() &&
            (what_.operation().kind == Collective::all_reduce || !gathers(memory_.rank));

@@ -64,7 +64,7 @@ class Cma : public DirectPath {
   }
   bool run_piece() { return folds(kind()) ? fold_piece() : copy_piece(); }
 
-  // ---- what folds: done_ counts elements of my part, which is the same of every input ----
+  // ---- kinds that fold: done_ counts elements of my part, which is the same of every input ----
 
   bool fold_piece() {
     const Operation& o = what_.operation();

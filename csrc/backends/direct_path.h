@@ -1,5 +1,5 @@
-// What a path over shared memory is: a way in which ranks that map each other's memory run a
-// collective without messages. The table of paths: paths.h.
+// A path over shared memory: a way in which ranks that map each other's memory run a collective
+// without messages. The table of paths: paths.h.
 //
 // All fold in canonical order. Designs and measurements: docs/benchmarks.md.
 #pragma once
@@ -17,11 +17,11 @@ namespace farandole {
 class DirectPath {
  public:
   virtual ~DirectPath() = default;
-  /// Before the ranks have agreed: writes what is this rank's in its page, or lent to it.
+  /// Called before the ranks have agreed: writes to this rank's page, and to slots lent to it.
   virtual void start(const Operation& operation) = 0;
-  /// Meanwhile: more of this rank's own; true if there was more.
+  /// Called meanwhile: shows more of this rank's data; true if there was more.
   virtual bool show() { return false; }
-  /// After they have.
+  /// Called after the ranks have agreed.
   virtual Progress poll(TimePoint until) = 0;
   /// Backend::lacking, once the ranks have agreed.
   virtual std::vector<int> lacking() const = 0;
@@ -32,15 +32,14 @@ std::unique_ptr<DirectPath> make_path(const StreamMemory& memory) {
   return std::make_unique<Path>(memory);
 }
 
-/// From here on an output is evicted before anybody reads it; what has not been read either is not
-/// worth fetching. Two ranks, a gather of 16 MiB in all: 1.14 ms, past the caches 0.88; of 4 MiB:
-/// no difference.
+/// From here on an output is evicted before any rank reads it, so its lines are not worth fetching.
+/// Two ranks, a gather of 16 MiB in all: 1.14 ms, past the caches 0.88; of 4 MiB: no difference.
 inline constexpr size_t kStreamedBytes = 8 << 20;
 
 /// Tells the other ranks, with `posted`, where this rank's buffers lie.
 void show_addresses(const Operation& operation, const StreamMemory& memory);
 
-/// What paths work out from the operation and the ranks' published addresses.
+/// Facts that paths derive from the operation and the ranks' published addresses.
 class DirectOperation {
  public:
   void start(const Operation& operation, const StreamMemory& memory);
@@ -56,7 +55,7 @@ class DirectOperation {
 
   /// Where rank r's input (output) is mapped here; null when only its owner maps it.
   const std::byte* input_of(int r) const { return mapped(r, &Addresses::input, input_bytes(r)); }
-  /// Where I can read rank r's input: my own always; null when it is its owner's alone.
+  /// Where I can read rank r's input: my own always; null when only its owner maps it.
   const std::byte* readable_input_of(int r) const {
     return r == shape_.rank ? operation_->input.data : input_of(r);
   }
@@ -74,8 +73,8 @@ class DirectOperation {
   bool read(int r, std::byte* to, uint64_t from, size_t bytes) const;
   bool write(int r, uint64_t to, const std::byte* from, size_t bytes) const;
 
-  /// Works out this rank's output from all inputs, given where each can be read. Of what folds,
-  /// `inputs` end where this rank's part begins.
+  /// Works out this rank's output from all inputs, given where each can be read. If the operation
+  /// folds, it advances `inputs` to this rank's part.
   void finish(std::span<const std::byte*> inputs, const struct Scales& scales,
               std::byte* output) const;
 

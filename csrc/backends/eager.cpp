@@ -23,7 +23,7 @@ Amount amount_of(const Operation& operation, const StreamMemory& memory) {
   return {one, givers * one};
 }
 
-/// What goes through a host's link by the best schedule.
+/// Bytes that go through a host's link by the best schedule.
 size_t least_bytes(Collective kind, const Amount& amount) {
   switch (kind) {
     case Collective::all_reduce:
@@ -52,8 +52,8 @@ EagerBackend::EagerBackend(const ScheduleGroup& group, const ChannelCosts& costs
       bytes_of_its_rounds_(static_cast<size_t>(ceil_log2(group.size) * costs.round / costs.byte)),
       inputs_(static_cast<size_t>(group.size)) {}
 
-/// Where nobody insists: a schedule takes rounds after the agreement's, as many at least. Here the
-/// data of each rank go through a host's link once for each rank of the host.
+/// If it is not named: a schedule takes at least as many rounds after the agreement's. Here each
+/// rank's data go through a host's link once for each rank of the host.
 bool EagerBackend::can_run(const Operation& o) const {
   if (is_between_two(o.kind) || !(o.algorithm.empty() || o.algorithm == kName)) return false;
   if (folds(o.kind) && !has_meaning(o.op, o.input.dtype)) return false;

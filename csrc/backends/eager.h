@@ -33,8 +33,8 @@ class EagerBackend : public Backend {
 
  private:
   const StreamMemory& memory_;
-  size_t ranks_of_a_host_;      // of the one that has most
-  size_t bytes_of_its_rounds_;  // that a link takes while the agreement goes its rounds
+  size_t ranks_of_a_host_;      // of the host with most ranks
+  size_t bytes_of_its_rounds_;  // that a link takes during the rounds of the agreement
   DirectOperation what_;
   std::vector<const std::byte*> inputs_;
 };

@@ -61,7 +61,7 @@ std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
   return all;
 }
 
-/// Of one host's ranks: there it is never chosen.
+/// MPI's own all-reduce. It is never chosen among the ranks of one host.
 Candidate by_mpi(const Question& q, const TuningTable& table) {
   std::string no = "data do not go over MPI (FARANDOLE_TRANSPORT=mpi)";
   if (q.transport == "mpi") no = why_not_by_mpi({.kind = q.kind}, q.dtype, q.level, q.count);

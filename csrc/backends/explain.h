@@ -1,4 +1,4 @@
-// Which path or planner would run an operation, and why: the decision itself, told in full.
+// Explains which path or planner would run an operation, and why, by the deciding functions.
 #pragma once
 
 #include <optional>
@@ -31,10 +31,9 @@ struct Candidate {
   bool chosen = false;
 };
 
-/// Every path and planner of the collective, paths first, then MPI's own way; exactly one of them
-/// chosen. Pure, and
-/// made of the functions that decide when an operation runs: choose_path and choose_planner.
-/// Throws Error(invalid_argument) for a question that makes no sense.
+/// Every path and planner of the collective, paths first, then MPI's own all-reduce; exactly one of
+/// them is chosen. Pure, and made of the functions that decide when an operation runs: choose_path
+/// and choose_planner. Throws Error(invalid_argument) for a question that makes no sense.
 std::vector<Candidate> explain(const Question& question, const TuningTable& table);
 
 }  // namespace farandole

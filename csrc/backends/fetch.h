@@ -11,7 +11,7 @@ class Fetch {
  public:
   explicit Fetch(const StreamMemory& memory);
 
-  /// Of one rank's input; what is fetched from all of them together stays in the second cache.
+  /// Bytes of a piece of one rank's input. The pieces of all ranks together stay in the L2 cache.
   size_t piece_bytes() const { return piece_bytes_; }
   /// Finds [at, at + bytes) of every input, in bytes, until the next call. False: the operation
   /// goes no further (DirectOperation::read).

@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-/// Of `count` bytes at `wanted`, those before the first of the bytes from `from` to `end`.
+/// How many of `count` bytes at `wanted` come before the first of the bytes from `from` to `end`.
 size_t before(const std::byte* wanted, size_t count, const std::byte* from, const std::byte* end) {
   const auto begin = reinterpret_cast<uintptr_t>(wanted);
   const auto taken = reinterpret_cast<uintptr_t>(from);
@@ -35,8 +35,8 @@ Progress LaneCursor::poll() {
   return all_drained() ? Progress::finished : moved ? Progress::moved : Progress::idle;
 }
 
-/// Of what channels have copied. Each is asked, as that moves its bytes on: a rank that waits for
-/// one channel's bytes may be what another channel's wait for.
+/// Whether channels that copy have drained. Each is asked, since that moves its bytes on: a peer
+/// that waits for one channel's bytes may hold up another channel.
 bool LaneCursor::all_drained() const {
   bool all = true;
   for (const std::unique_ptr<Channel>& channel : channels_)
@@ -79,7 +79,7 @@ bool LaneCursor::go_on() {
   return sending_ + receiving_ > was;
 }
 
-/// All of step sending_, and its memory is free.
+/// Whether all of step sending_ is sent, and its memory is free.
 bool LaneCursor::has_sent() const {
   const Step& step = (*lane_)[sending_];
   return !sends(step) || (sent_ == work_->bytes(step.send) && !channel(step.to).refers());
@@ -90,17 +90,17 @@ bool LaneCursor::has_received() const {
   return step.from == kNobody || received_ == work_->bytes(step.recv);
 }
 
-/// Sending and receiving may be in steps of which this one lies between.
+/// Whether sending and receiving may be on different sides of the step.
 bool LaneCursor::lets_run_ahead(const Step& step) const {
   return !sends(step) || channel(step.to).copies();
 }
 
-/// To another rank.
+/// Whether the step sends to another rank.
 bool LaneCursor::sends(const Step& step) const {
   return step.to != kNobody && step.to != work_->rank;
 }
 
-/// Bytes of what step sending_ sends that no earlier step is still to write.
+/// Bytes that step sending_ may send: no earlier step has still to write them.
 size_t LaneCursor::ready_to_send() const {
   const Step& step = (*lane_)[sending_];
   size_t ready = work_->bytes(step.send);
@@ -114,7 +114,7 @@ size_t LaneCursor::ready_to_send() const {
   return ready;
 }
 
-/// Bytes of what step receiving_ writes that no earlier step is still to send.
+/// Bytes that step receiving_ may write: no earlier step has still to send them.
 size_t LaneCursor::ready_to_receive() const {
   const Step& step = (*lane_)[receiving_];
   size_t ready = work_->bytes(step.recv);
@@ -157,8 +157,8 @@ size_t LaneCursor::put(Channel& sink, std::span<const std::byte> bytes) {
   return place->size();
 }
 
-/// Where step receiving_ wants its bytes. True when it has said so: a sender that sleeps is to be
-/// woken. Also where nothing shall be put: the sender waits for the answer.
+/// Offers the place where step receiving_ wants its bytes. True when it did: a sender that sleeps
+/// has to be woken. An empty offer is made if nothing shall be put, as the sender waits for one.
 bool LaneCursor::offer() {
   if (offered_ || receiving_ == lane_->size()) return false;
   const Step& step = (*lane_)[receiving_];

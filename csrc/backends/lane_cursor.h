@@ -16,10 +16,10 @@
 
 namespace farandole {
 
-/// What a cursor does before it returns, so that its caller can look at the clock: some 10 µs.
+/// Bytes that a cursor moves before it returns, so that the caller can look at the clock: 10 µs.
 inline constexpr size_t kPieceBytes = 128 * 1024;
 
-/// What the lanes of one run share. In place, input and output are the same memory.
+/// Data shared by the lanes of one run. In place, input and output are the same memory.
 struct LaneWork {
   int rank = 0;
   std::byte* input = nullptr;  // only read, unless it is the output too
@@ -34,12 +34,12 @@ struct LaneWork {
   size_t bytes(const Slice& slice) const { return slice.count * size_of(dtype); }
 };
 
-/// Sending and receiving go through the lane's steps side by side, and what arrives is folded into
-/// place while it is hot. Over channels that copy, neither waits for the other: what no earlier
-/// step is still to write is sent, and what no earlier step is still to send may be written. So a
-/// slow link is not left idle while the last of a step is on its way, or while the link back is
-/// slower, and a result goes on piece by piece as it is folded. Over other channels the next step
-/// begins when all is sent, received, and drained: they may still refer to what they took.
+/// Sending and receiving go through the lane's steps side by side, and arriving data are folded
+/// while they are hot. Over channels that copy, neither waits for the other: bytes are sent unless
+/// an earlier step has still to write them, and written unless one has still to send them. So a
+/// slow link is not idle while the last of a step is on its way, or while the link back is slower,
+/// and a result goes on piece by piece as it is folded. Over other channels the next step begins
+/// when all is sent, received, and drained: they may still refer to bytes that they took.
 class LaneCursor {
  public:
   /// `channels` holds this lane's channel to every rank that the lane names. All arguments outlive
@@ -54,8 +54,8 @@ class LaneCursor {
   // Where it stands, for the evidence of an error: in the first step that is not done.
   size_t step() const { return std::min(sending_, receiving_); }
   size_t steps() const { return lane_->size(); }
-  int peer() const;  // whom the step waits for, or kNobody
-  /// Adds all whom the step waits for.
+  int peer() const;  // the rank that the step waits for, or kNobody
+  /// Adds all ranks that the step waits for.
   void add_lacking(std::vector<int>& ranks) const;
   size_t bytes_done() const;
   size_t bytes_total() const;

@@ -17,7 +17,7 @@ size_t lines_for(size_t bytes) {
   return std::max<size_t>(1, (bytes + kLinePayload - 1) / kLinePayload);
 }
 
-/// Of a whole line the compiler knows the length: a few moves, no call.
+/// The compiler knows the length of a whole line: a few moves, no call.
 void copy_payload(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes == kLinePayload)
     std::memcpy(to, from, kLinePayload);

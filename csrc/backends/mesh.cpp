@@ -45,7 +45,7 @@ bool is_wanted(const TransportRow& row, const std::string& choice, std::string_v
   return !row.by_choice || row.name == between_hosts;
 }
 
-/// What the table of transports has for a rank here, cheapest first. `engine` outlives them.
+/// The transports of the table that a rank here can use, cheapest first. `engine` outlives them.
 std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
                                                       const std::string& choice,
                                                       const std::shared_ptr<MpiPort>& mpi,
@@ -67,7 +67,7 @@ std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
   return made;
 }
 
-/// All of an engine's share its transports.
+/// Makes channels over an engine's transports, which all its streams share.
 ConnectMaker channels_over_transports() {
   return [](const Engine& engine, const Membership& membership, uint64_t key) {
     std::vector<PeerInfo> members;
@@ -77,7 +77,7 @@ ConnectMaker channels_over_transports() {
   };
 }
 
-/// Of a group on one host: empty.
+/// A number of its host for each member; empty for a group on one host.
 std::vector<int> host_of_each(const Host& host, const std::vector<int>& members) {
   if (host.are_here(members)) return {};
   std::vector<int> host_of;
@@ -102,7 +102,7 @@ ScheduleGroup group_of(const Engine& engine, const Membership& membership) {
           host_of_each(engine.host(), membership.members)};
 }
 
-/// Of a group on several hosts; else it agrees in memory, which takes no data along.
+/// Only for groups on several hosts: on one, ranks agree in memory, which carries no data.
 BackendMaker eager_between_hosts(const ChannelCosts& costs) {
   return [costs](const Engine& engine, const Membership& membership, uint64_t,
                  const StreamMemory& memory) {
@@ -110,8 +110,8 @@ BackendMaker eager_between_hosts(const ChannelCosts& costs) {
   };
 }
 
-/// Of a stream of the world among those that get a communicator; behind the two that have numbers
-/// of their own come the others, in the order in which all ranks open them.
+/// The index of a stream of the world among those that get a communicator. The first stream and the
+/// two with numbers of their own come before the others, in the order in which ranks open them.
 std::optional<size_t> place_of_stream(uint64_t key) {
   for (size_t place = 0; place < MpiPort::kCommunicators; ++place) {
     const uint64_t number = place == 0   ? 0
@@ -123,7 +123,7 @@ std::optional<size_t> place_of_stream(uint64_t key) {
   return std::nullopt;
 }
 
-/// `port`: of ranks whose data go over MPI.
+/// `port`: set if the ranks' data go over MPI.
 MpiOfStream mpi_of_stream(std::shared_ptr<MpiPort> port, const Membership& membership,
                           uint64_t key) {
   if (!port)
@@ -139,7 +139,7 @@ MpiOfStream mpi_of_stream(std::shared_ptr<MpiPort> port, const Membership& membe
   return {.port = std::move(port), .communicator = *place};
 }
 
-/// And MPI's own all-reduce, by `mpi` and, between hosts, its costs.
+/// Schedules, and MPI's own all-reduce by `mpi`, chosen between hosts by its costs.
 BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs,
                             const ChannelCosts& between_hosts, std::shared_ptr<MpiPort> mpi,
                             const MpiCosts& mpi_costs) {
@@ -159,7 +159,7 @@ BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs,
   };
 }
 
-/// Which threads may poll where data go over that.
+/// The threads that may poll if data go over this MPI; nothing: any.
 std::optional<FewThreads> few_threads_over(const MpiPort& mpi) {
   if (mpi.threads() == MpiThreads::multiple) return std::nullopt;
   FewThreads few{std::nullopt,

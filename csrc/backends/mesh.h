@@ -1,5 +1,5 @@
-// What runs operations on this host: the backends of a stream, and the cheapest transport to each
-// member for those that exchange messages.
+// The parts that run operations on this host: the backends of a stream, and the cheapest transport
+// to each member for those that exchange messages.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning);
 bool runs_paths(const std::string& transport);
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning);
 
-/// Gives an engine all that there is here: paths first, schedules over transports() for the rest,
-/// channels for messages, and the table by which all that is chosen, the same on all ranks. Over
-/// `transport` tcp or mpi there are no paths. With `mpi`, "auto" goes over MPI between hosts.
+/// Gives an engine all parts: paths first, schedules over transports() for the rest, channels for
+/// messages, and the table by which they are chosen, the same on all ranks. Over `transport` tcp or
+/// mpi there are no paths. With `mpi`, "auto" goes over MPI between hosts.
 void lay_mesh(EngineOptions& options, const TuningTable& tuning = {},
               const std::string& transport = "auto", std::shared_ptr<MpiPort> mpi = nullptr,
               Wire wire = Wire::plain);

@@ -129,7 +129,7 @@ bool MpiAllReduce::scale_piece(const std::byte* from, const Scale& by) {
   return true;
 }
 
-/// By MPI nobody knows: it does not say.
+/// Empty if MPI runs it, which does not say which ranks it waits for.
 std::vector<int> MpiAllReduce::lacking() const {
   return by_mpi_ ? std::vector<int>() : schedules_->lacking();
 }

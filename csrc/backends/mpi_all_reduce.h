@@ -1,7 +1,7 @@
-// MPI's own all-reduce, where somebody asks for it or it was measured to be the quicker one; in
-// front of the schedules, which run everything else. MPI folds in an order of its own, so it is of
-// level fast alone. It knows networks that fold themselves (SHARP and the like); the order in which
-// ranks call it is that of the stream, and no rank does before all have agreed on the operation.
+// MPI's own all-reduce, if it is asked for by name or was measured to be quicker, in front of the
+// schedules, which run everything else. MPI folds in an order of its own, so it is of level fast
+// alone. It knows networks that fold themselves (SHARP and the like). Ranks call it in the order of
+// the stream, and no rank does before all have agreed on the operation.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ namespace farandole {
 std::string why_not_by_mpi(const CollectiveSpec& spec, DType dtype, Determinism level,
                            size_t count);
 
-/// What a stream has of MPI.
+/// A stream's access to MPI.
 struct MpiOfStream {
   std::shared_ptr<MpiPort> port{};
   size_t communicator = 0;          // of the port's, the stream's own

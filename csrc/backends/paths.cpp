@@ -34,7 +34,7 @@ bool worth_it(const PathRow& row, const PathRow& usual, const PathQuestion& ques
          kWorthLeaving * predicted_seconds(usual, question, table);
 }
 
-/// As far as a rank knows before it has met the others.
+/// The refusal as far as a rank knows it before it has met the others.
 Refusal early_refusal(const PathRow& row, const PathQuestion& q) {
   if ((row.kinds & bit(q.kind)) == 0) return Refusal::collective;
   if (q.size == 1 && row.alone == Alone::nothing) return Refusal::alone;

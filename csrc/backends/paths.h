@@ -25,10 +25,10 @@ struct PathCosts {
 enum class AgreesBy : uint8_t {
   posts,      // they compare what they have posted, and only then look at data
   meanwhile,  // they show data while they compare
-  in_data,    // the data carry it; nobody looks at posts, nor at where buffers lie
+  in_data,    // the data carry it; no rank looks at posts, nor at where buffers lie
 };
 
-/// What a path does in a group of one.
+/// How a path runs in a group of one.
 enum class Alone : uint8_t { nothing, as_ever, any_length };
 
 constexpr uint32_t bit(Collective kind) { return 1U << static_cast<unsigned>(kind); }
@@ -63,7 +63,7 @@ const PathRow* path_named(std::string_view name);
 /// Whether the path could run this when it is asked for by name, as far as all ranks know.
 bool fits(const PathRow& row, Collective kind, size_t bytes);
 
-/// What the choice follows from; the same on all ranks.
+/// The facts on which the choice depends; the same on all ranks.
 struct PathQuestion {
   Collective kind = Collective::all_reduce;
   size_t bytes = 0;       // of the longest input

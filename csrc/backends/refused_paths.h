@@ -1,5 +1,5 @@
-// Stands where paths over shared memory would, when ranks were told to use another transport: runs
-// nothing, and says why a path that is asked for by name does not run.
+// Takes the place of paths over shared memory when another transport is set: runs nothing, and says
+// why a path that is asked for by name does not run.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ class RefusedPaths : public Backend {
   void abort() noexcept override {}
   std::string_view way() const override { return "none"; }
 
-  /// What follows the name of a path, for people.
+  /// The words after the name of a path, for people.
   static std::string why_not_paths(const std::string& transport) {
     return "goes over shared memory, and data go over " + transport +
            " (FARANDOLE_TRANSPORT=" + transport + ")";

@@ -280,7 +280,7 @@ void ScheduleBackend::begin_lanes() {
   lanes_begun_ = true;
 }
 
-/// The same error, with what only we know: the operation and where its lane stopped.
+/// The same error, with facts that are known only here: the operation and where its lane stopped.
 void ScheduleBackend::rethrow(const Error& error, size_t lane) const {
   const LaneCursor& cursor = cursors_[lane];
   Context where = error.where();

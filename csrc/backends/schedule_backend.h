@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-/// Which ranks a backend serves. Channels are by rank in the group.
+/// The ranks that a backend serves. Channels are by rank in the group.
 struct ScheduleGroup {
   int rank = 0;
   int size = 1;
@@ -75,7 +75,7 @@ class ScheduleBackend : public Backend {
   Held let_go() noexcept override;
   std::string_view way() const override { return kName; }
 
-  /// By the planner that it would choose.
+  /// The prediction for the planner that would be chosen.
   double predicted_seconds(const Operation& operation) const;
 
  private:

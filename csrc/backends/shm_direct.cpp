@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-/// Of the longest input, which all ranks know: a rank's own may be shorter.
+/// Bytes of the longest input, which all ranks know: a rank's own may be shorter.
 size_t longest_bytes(const Operation& o, int size) {
   return longest_input(o.kind, shape_of(o, 0, size)) * size_of(o.input.dtype);
 }
@@ -44,7 +44,7 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   if (o.kind == Collective::barrier) return;
   forced_ = o.algorithm.empty() ? nullptr : path_named(o.algorithm);
   path_ = &path(forced_ != nullptr ? *forced_ : *choose_path(question(o, false), tuning_));
-  // Where nobody looks at addresses, nobody waits for a line that peers have just read.
+  // If no peer looks at addresses, no rank need wait for a line that peers have just read.
   if (row_->agrees_by != AgreesBy::in_data) show_addresses(o, memory_);
   path_->start(o);
 }
@@ -82,7 +82,7 @@ void ShmDirect::agreed() {
   choose_by_places();
 }
 
-/// Where the buffers lie is known when all have posted.
+/// Chooses by where the buffers lie, which is known when all ranks have posted.
 void ShmDirect::choose_by_places() {
   if (row_ == nullptr) return;
   const PathRow* wanted =

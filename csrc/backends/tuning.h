@@ -1,5 +1,5 @@
-// What this kind of host was measured to do: the numbers from which choices among paths and
-// planners follow. A value; all ranks of a world hold the same one (rank 0's).
+// Measured speeds of this kind of host: the numbers from which choices among paths and planners
+// follow. A value; all ranks of a world hold the same one (rank 0's).
 #pragma once
 
 #include <string>
@@ -18,10 +18,10 @@ std::vector<PathCosts> usual_costs();
 inline constexpr double kLeastSeconds = 1e-15;
 inline constexpr double kMostSeconds = 10;
 
-/// Of an all-reduce by MPI itself, between hosts. In seconds: each doubling of the ranks, and a
-/// byte of those that a rank sends at least.
+/// Costs of an all-reduce by MPI itself, between hosts. In seconds: each doubling of the ranks, and
+/// a byte of those that a rank sends at least.
 struct MpiCosts {
-  static constexpr double kUnmeasured = 1;  // a second: nobody takes that
+  static constexpr double kUnmeasured = 1;  // a second: no measured round takes so long
   double round = kUnmeasured;
   double byte = 1 / 1.8e9;
 
@@ -54,7 +54,7 @@ std::vector<TuningField> tuning_fields(TuningTable& table);
 inline constexpr size_t kMostOrigin = 160;      // characters
 inline constexpr size_t kMostTableText = 1280;  // characters, of any table that is not refused
 
-/// Throws Error(invalid_argument), naming the field, for a number that nobody can have measured,
+/// Throws Error(invalid_argument), naming the field, for a number that cannot have been measured,
 /// or an origin that is longer than kMostOrigin or not one line of printable ASCII.
 void require_valid(TuningTable table);
 

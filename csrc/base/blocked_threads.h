@@ -1,4 +1,4 @@
-// Which threads of this process wait for operations, with no deadline of their own.
+// The threads of this process that wait for an operation without a deadline of that wait's own.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ using TimePoint = Clock::time_point;
 using Duration = Clock::duration;
 
 inline TimePoint now() { return Clock::now(); }
-/// Of a turn's end; TimePoint::min() is one that takes no look at the clock.
+/// Whether the end of a turn has come. TimePoint::min() always has, without a look at the clock.
 inline bool has_come(TimePoint when) { return when == TimePoint::min() || now() >= when; }
 
 /// Below zero: none. More than a century: for ever, for a clock counts nanoseconds in 64 bits.

@@ -56,7 +56,7 @@ struct Setting {
 };
 std::vector<Setting> settings(const Config& config);
 
-/// Those that must be the same on all ranks, as text.
+/// The settings that must be the same on all ranks, as text.
 std::string agreed_settings(const Config& config);
 
 /// A sentence for each variable of the environment that is called FARANDOLE_* and that nobody

@@ -19,7 +19,7 @@ struct CudaFailure {
   char advice[512];
 };
 
-/// What is told of a device.
+/// Properties of a device.
 struct CudaDevice {
   int32_t capability;  // 90: 9.0
   int32_t multiprocessors;
@@ -46,7 +46,7 @@ enum CudaWay : int32_t { kToHost = 0, kToDevice = 1 };
 /// its ranks map, with the flags by which they meet; a communicator of NCCL's. Either may be
 /// missing. By one thread at a time, but for what says otherwise.
 struct CudaExchange;
-/// Of one operation: when its arrays are ready, and when it is complete. Any thread.
+/// Events of one operation: its arrays are ready, and it is complete. Any thread.
 struct CudaMoments;
 /// The same by the host's monotonic clock, in nanoseconds: when arrays were ready, when the device
 /// began, and when it was done.
@@ -54,8 +54,8 @@ struct CudaTimes {
   int64_t ready, begun, complete;
 };
 
-/// What another rank needs to map a bucket: a descriptor goes with it, or there is a handle, and
-/// then its owner must be the last to let go of the bucket.
+/// The data with which another rank maps a bucket. A file descriptor is sent with it, or it has a
+/// handle; then the bucket's owner must be the last to release it.
 struct CudaShare {
   uint64_t process, number, bytes;
   char device[16];
@@ -70,8 +70,8 @@ struct CudaExchangeShape {
   int32_t doorbell;       // an event descriptor, as open_queue's
   int32_t spins;          // there is to be room for what spin() and run_lanes() need
   int32_t captured;       // all its operations become parts of graphs: begin_captured()
-  uint64_t bucket_bytes;  // what a piece may take: there are kCudaStrands times as many, or one
-                          // where it is captured
+  uint64_t bucket_bytes;  // the most of one piece: the bucket has room for kCudaStrands pieces, or
+                          // for one where it is captured
 };
 /// Pieces that can be under way at once.
 inline constexpr int32_t kCudaStrands = 2;
@@ -82,12 +82,12 @@ struct CudaMove {
   int32_t rank;
 };
 
-/// Where what is folded goes, but for numbers from 0 on: those are ranks, to the same place in
-/// whose bucket it goes.
+/// Where the result of a fold goes. A number from 0 on is a rank, to whose bucket it goes, at the
+/// same offset.
 enum CudaFoldsTo : int32_t { kFoldsToOutput = -2, kFoldsToAllBuckets = -1 };
 
-/// What becomes of a stretch of one parameter once its gradients are folded: `gradient` is where
-/// they stand in this rank's bucket, which takes the new values, and hands them to the others'.
+/// The update of one stretch of a parameter once its gradients are folded. They stand at `gradient`
+/// in this rank's bucket; the new values replace them there, and go to the others' buckets.
 struct CudaUpdate {
   uint64_t value, gradient, count;  // an address, an offset, elements
   uint64_t state[kMostSlots];       // addresses
@@ -127,8 +127,8 @@ struct CudaPiece {
   int32_t norm_largest;  // magnitudes, in place of sums of squares
 };
 
-/// What run_lanes() may use, the same on all ranks once all peers are mapped. No lanes: it cannot
-/// be used.
+/// The limits of run_lanes(), the same on all ranks once all peers are mapped. With no lanes it
+/// cannot be used.
 struct CudaLaneRoom {
   int32_t lanes;         // at most
   uint64_t piece_bytes;  // of a collective on the whole, at most; half of it of all shares
@@ -143,7 +143,7 @@ struct CudaLanes {
   uint64_t counts_size;
 };
 
-/// What is heard of collectives in graphs, by the numbers that begin_captured() was given.
+/// The state of collectives in graphs, which are named by the numbers given to begin_captured().
 struct CudaGraphState {
   uint32_t begun, ended;  // replays of any of them, modulo 2^32
   uint32_t at;            // which has begun last
@@ -159,20 +159,20 @@ struct CudaLate {
   uint64_t ranks;
 };
 
-/// What the ranks tell each other to fold by a switch between their devices (NVLS): each has a
-/// device of its own, and the first one's multicast object, whose descriptor goes with it.
+/// The message by which ranks agree to fold by a switch between their devices (NVLS). Each rank has
+/// its own device; the first one sends the descriptor of the multicast object with it.
 struct CudaNvls {
   char device[16];
   uint64_t bytes;  // that each binds to the object
 };
 
-/// What is told of NCCL's library.
+/// The NCCL library that was found.
 struct CudaNcclLibrary {
   int32_t version;  // 22005: 2.20.5
-  char file[512];   // where it lies
+  char file[512];   // its path
 };
 
-/// By which ranks find each other in NCCL: one makes it, all get it.
+/// The id by which ranks find each other in NCCL: one rank makes it, all receive it.
 struct CudaNcclId {
   char bytes[128];
 };
@@ -192,7 +192,7 @@ struct CudaNcclCall {
   int32_t what, peer;
   uint64_t input, output, count;
 };
-/// Those that run as one.
+/// NCCL operations that run as one.
 struct CudaNcclJob {
   const CudaNcclCall* calls;
   uint64_t size;
@@ -200,8 +200,8 @@ struct CudaNcclJob {
   double factor;      // of every input, for sums of floating-point numbers; 1: none
 };
 
-/// What kernels and exchanges reach on a device, whose ranks are threads of this process. Each is
-/// measured with its results looked at, in batches of `rounds` that follow each other.
+/// Measurements of kernels and exchanges on one device, whose ranks are threads of this process.
+/// Results are checked. Each runs in batches of `rounds` that follow each other.
 enum CudaMeasured : int32_t {
   kMeasuredCopy,     // the driver's, beside which the others stand
   kMeasuredGather,   // `parts` arrays of `dtype` into a bucket of `bucket_dtype`
@@ -230,7 +230,7 @@ struct CudaTable {
   int32_t (*driver_version)(CudaFailure* failure);  // 12040: CUDA 12.4
   int32_t (*device_count)(CudaFailure* failure);
   int32_t (*device)(int32_t ordinal, CudaDevice* device, CudaFailure* failure);
-  /// Before anybody asks for NCCL. `setting`: FARANDOLE_NCCL; `wheel`: where PyPI's package has the
+  /// Before NCCL is first needed. `setting`: FARANDOLE_NCCL; `wheel`: where PyPI's package has the
   /// library, or empty.
   void (*look_for_nccl_in)(const char* setting, const char* wheel);
   /// Opens the library.
@@ -238,14 +238,14 @@ struct CudaTable {
   /// For benchmarks: waits for the device, and takes memory of it meanwhile.
   int32_t (*measure)(CudaMeasurement* measurement, CudaFailure* failure);
 
-  /// Which device has this address.
+  /// Finds the device that has this address.
   int32_t (*device_of)(uint64_t address, int32_t* ordinal, CudaFailure* failure);
   /// `doorbell`: an event descriptor, open until the queue is closed, that is rung when copies to
   /// the host come to a mark.
   CudaQueue* (*open_queue)(int32_t ordinal, int32_t doorbell, CudaFailure* failure);
   /// Waits for its copies.
   void (*close_queue)(CudaQueue* queue);
-  /// The stream of copies to the host, for whoever lets it wait for an array's owner (a CUstream).
+  /// The stream of copies to the host (a CUstream), so that it can be made to wait for an array.
   uint64_t (*stream_to_host)(const CudaQueue* queue);
   /// Whole pages, which stay mapped for as long. Queues of several devices may have the same ones.
   CudaPages* (*register_pages)(CudaQueue* queue, void* pages, uint64_t bytes, CudaFailure* failure);
@@ -265,11 +265,11 @@ struct CudaTable {
   int32_t (*reached)(const CudaQueue* queue, CudaWay way, uint32_t number);
   /// Fails where the context is lost, and no mark will be reached any more.
   int32_t (*look_for_loss)(CudaQueue* queue, CudaFailure* failure);
-  /// Copies to the host wait for what is in `stream` (a CUstream) now.
+  /// Later copies to the host wait for the work that is in `stream` (a CUstream) now.
   int32_t (*follow)(CudaQueue* queue, uint64_t stream, CudaFailure* failure);
-  /// What follows in `stream` waits for the copies to the device up to now.
+  /// Later work in `stream` waits for the copies to the device up to now.
   int32_t (*precede)(CudaQueue* queue, uint64_t stream, CudaFailure* failure);
-  /// `captured`: whether what is put into `stream` (a CUstream) becomes part of a graph.
+  /// `captured`: whether work put into `stream` (a CUstream) becomes part of a graph.
   int32_t (*is_captured)(const CudaQueue* queue, uint64_t stream, int32_t* captured,
                          CudaFailure* failure);
   /// The host waits for all copies of this way.
@@ -324,23 +324,22 @@ struct CudaTable {
   /// Once all peers are mapped, the same on all ranks: whether some of them are processes that take
   /// turns on a device, by slices of milliseconds.
   int32_t (*take_turns)(const CudaExchange* exchange);
-  /// Whether another piece, or another operation, does not fill a stream: the driver would hold up
-  /// whoever puts it there until all ranks' devices have gone on. Asks the driver nothing.
+  /// Whether another piece, or another operation, does not fill a stream: the driver would block
+  /// the calling thread until all ranks' devices have gone on. Asks the driver nothing.
   int32_t (*has_room)(const CudaExchange* exchange);
   /// Asks the driver nothing. Any thread.
   int32_t (*is_complete)(const CudaExchange* exchange, uint32_t number);
-  /// Of timed ones, once the operation is complete.
+  /// For timed moments, once the operation is complete.
   int32_t (*times_of)(const CudaMoments* moments, CudaTimes* times, CudaFailure* failure);
-  /// Of an operation that has ended (end): the doorbell of the exchange's shape is rung when it is
-  /// complete.
+  /// Rings the doorbell of the exchange's shape when an operation is complete. Called after end().
   int32_t (*ring_after)(CudaExchange* exchange, const CudaMoments* moments, CudaFailure* failure);
-  /// What follows in `stream` (a CUstream) waits for the operation. Any thread.
+  /// Later work in `stream` (a CUstream) waits for the operation. Any thread.
   int32_t (*complete_before)(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
                              CudaFailure* failure);
   /// Fails where the context is lost, and nothing will be complete any more.
   int32_t (*look_for_lost_exchange)(CudaExchange* exchange, CudaFailure* failure);
-  /// Whose devices keep this rank's waiting, where it waits in vain: to be called again, every few
-  /// milliseconds. Not of NCCL's operations, nor of graphs.
+  /// Finds the ranks whose devices keep this rank's waiting: to be called again, every few
+  /// milliseconds. Not for NCCL's operations, nor for graphs.
   int32_t (*look_for_late)(CudaExchange* exchange, CudaLate* late, CudaFailure* failure);
   /// The ranks have failed: nothing waits for others any more, and what is in flight ends, with
   /// results that mean nothing. A rank that is late may undo it: again, until all is complete.
@@ -348,9 +347,9 @@ struct CudaTable {
 
   // ---- in place of begin and end, where the exchange's shape says `captured` ----
 
-  /// What is run() until end_captured() becomes part of the graph that `stream` (a CUstream) is
-  /// being captured into. `number`: the same on all ranks, and of no other one. Graphs use the
-  /// exchange as long as they are there; no two run at once.
+  /// Pieces given to run() until end_captured() become part of the graph that `stream` (a CUstream)
+  /// is being captured into. `number`: the same on all ranks, and of no other one. Graphs use the
+  /// exchange as long as they exist; no two run at once.
   int32_t (*begin_captured)(CudaExchange* exchange, uint64_t stream, uint32_t number,
                             CudaFailure* failure);
   int32_t (*end_captured)(CudaExchange* exchange, CudaFailure* failure);
@@ -378,7 +377,7 @@ struct CudaTable {
   /// In place of run(), once all have bound: an all-reduce that the switch folds. Parts of ranks
   /// begin at multiples of 16 bytes.
   int32_t (*run_nvls)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
-  /// Where it came to nothing.
+  /// After an attempt that failed.
   void (*close_nvls)(CudaExchange* exchange);
 
   // ---- NCCL's communicator of an exchange ----

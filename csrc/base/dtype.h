@@ -30,10 +30,10 @@ enum class DType : uint8_t {
   boolean,
 };
 
-/// What kind of arithmetic a type has; decides its accumulate type and which operations make sense.
+/// The arithmetic of a type, which decides its accumulate type and which operations make sense.
 enum class DTypeKind : uint8_t { half, floating, integer, boolean };
 
-/// What others call a type. Who has no such type has no number and no word: 0 and "".
+/// Other libraries' codes for a type: 0 and "" where a library has no such type.
 struct DTypeCodes {
   char buffer;                       // Python's buffer protocol; of integers, with the size
   uint8_t dlpack;                    // DLDataTypeCode; the bits go with it

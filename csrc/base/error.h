@@ -1,5 +1,5 @@
-// What a caller can meet. Every error has one verdict line, one evidence line, one advice line,
-// and the same facts as fields.
+// The errors that a caller can get. Every error has one verdict line, one evidence line, one advice
+// line, and the same facts as fields.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ enum class ErrorCode : uint8_t {
   device,
 };
 
-/// One row per kind: the Python class it becomes and what to do about it when nobody knows better.
+/// One row per kind: the Python class it becomes, and the advice where the error brings none.
 struct ErrorRow {
   ErrorCode code;
   std::string_view python_class;
@@ -71,10 +71,10 @@ inline constexpr auto kErrors = std::to_array<ErrorRow>({
 
 constexpr const ErrorRow& row(ErrorCode code) { return kErrors[static_cast<size_t>(code)]; }
 
-/// What ranks gave, and which of them.
+/// Values, and the ranks that gave each.
 using RanksByValue = std::vector<std::pair<std::string, std::vector<int>>>;
 
-/// Where it happened and who was involved; whatever is unknown stays at its default.
+/// The place of an error and the ranks involved; unknown facts stay at their defaults.
 struct Context {
   int rank = -1;  // the guilty rank
   int peer = -1;
@@ -90,7 +90,7 @@ struct Context {
   size_t bytes_total = 0;
   std::string field;     // Mismatch: what differs
   std::string evidence;  // what was seen, and by whom
-  RanksByValue values;   // who gave or misses what
+  RanksByValue values;   // the ranks that gave or miss each value
 };
 
 class Error : public std::runtime_error {
@@ -112,7 +112,7 @@ class Error : public std::runtime_error {
 };
 
 Error invalid_argument(const std::string& verdict);
-/// What a call gets after shutdown().
+/// The error of a call after shutdown().
 Error left_world();
 
 /// "0, 2-4" for {0, 2, 3, 4}.

@@ -14,9 +14,9 @@ inline constexpr bool kFaultPoints = true;
 void fault_point(std::string_view name);
 /// How long an operation with this name is kept from beginning: FARANDOLE_FAULT="rank=any,
 /// at=bucket,do=delay:0.005" gives the transport a latency for every one named "bucket ...". It
-/// occupies nobody: who polls goes on meanwhile.
+/// occupies no thread: polling goes on meanwhile.
 Duration fault_latency(std::string_view operation);
-/// Any latency is armed: somebody has to look again without being woken.
+/// Any latency is armed: an engine has to look again without being woken.
 bool fault_latency_armed();
 #else
 inline constexpr bool kFaultPoints = false;

@@ -1,4 +1,4 @@
-// Text in arrays of fixed size: what lies in shared memory, and in records that never allocate.
+// Text in arrays of fixed size, for shared memory and for records that never allocate.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ void copy_cut(std::string_view text, char (&into)[N]) {
   copy_cut(text, into, N);
 }
 
-/// What copy_cut left there; another process may have, so the end is not taken on trust.
+/// The text that copy_cut() stored, perhaps in another process: its end is not taken on trust.
 template <size_t N>
 std::string text_in(const char (&from)[N]) {
   return {from, ::strnlen(from, N)};

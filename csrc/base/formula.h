@@ -1,5 +1,5 @@
-// What a reduce operation (reduce_op.h) does to two elements: all that kernels of devices know of
-// it.
+// The arithmetic of a reduce operation (reduce_op.h) on two elements. Device kernels know
+// nothing else of the operation.
 #pragma once
 
 #include <cstddef>

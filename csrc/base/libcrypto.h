@@ -1,6 +1,6 @@
-// What is called of OpenSSL's libcrypto, 1.1.1 or newer, which is not there when this is compiled:
-// its functions are found in the library that Python's own _hashlib is linked to, else in the
-// system's. So whoever keeps Python's OpenSSL up to date keeps this one.
+// The functions that are called of OpenSSL's libcrypto, 1.1.1 or newer. No OpenSSL is needed to
+// compile this: they are found in the library that Python's own _hashlib is linked to, else in the
+// system's. So an update of Python's OpenSSL updates this one.
 #pragma once
 
 #include <cstddef>

@@ -98,7 +98,7 @@ void put_message(WireWriter& to, const Message& message) {
   fields_of<Message>.for_each([&]<typename F>(F) { put_value(to, message.*F::kMember); });
 }
 
-/// What a field may be given as where no struct is made for a message: lists and texts are seen.
+/// A field's type where a message is written without a struct: lists and texts are views.
 template <typename T>
 struct GivenAs {
   using Type = T;

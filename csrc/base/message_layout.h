@@ -16,8 +16,8 @@
 
 namespace farandole {
 
-/// Of everything that ranks on several hosts send each other, as this build has it; defined where
-/// all of it is known (devices/messages.cpp).
+/// The layout of all messages that ranks on several hosts send each other, in this build. Defined
+/// where all of them are known (devices/messages.cpp).
 uint64_t message_layouts();
 
 // ---- names, as the compiler has them ----

@@ -28,8 +28,8 @@ struct PluginResult {
   int32_t number;  // join: the last rank to join; step: 1 if its weights are compared
 };
 
-/// What is asked for by name (named/request.h says more). Refers to the caller's memory: the
-/// buffers are lent until `finished`, everything else for the call alone.
+/// The request for an operation by name (named/request.h says more). Refers to the caller's memory:
+/// the buffers are lent until `finished`, everything else for the call alone.
 struct PluginAsk {
   /// A Collective by name; null: join. "step": a barrier that begins a step of the model `root`,
   /// which compares weights every `prescale` steps. "weights": compares the tensors, that model's;

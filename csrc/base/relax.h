@@ -1,4 +1,4 @@
-// What a thread that looks again and again does between two looks.
+// The pause of a polling thread between two looks.
 #pragma once
 
 namespace farandole {

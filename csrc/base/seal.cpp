@@ -82,7 +82,7 @@ void SealContext::begin(uint32_t part) {
     has_failed("EVP_CipherInit_ex");
 }
 
-/// What is not hidden is what GCM calls additional data.
+/// A message that is not hidden is passed as GCM's additional data, which is authenticated only.
 bool SealContext::pass(ByteSpan message, std::byte* into, uint32_t part) {
   begin(part);
   int written = 0;

@@ -1,13 +1,13 @@
-// Who knows a job's secret, and who has sent a message: HMAC-SHA256 (RFC 2104), keys that follow
-// from a secret (HKDF, RFC 5869), and seals of messages (AES-256-GMAC, NIST SP 800-38D).
+// Proof that a peer knows a job's secret and has sent a message: HMAC-SHA256 (RFC 2104), keys that
+// follow from a secret (HKDF, RFC 5869), and seals of messages (AES-256-GMAC, NIST SP 800-38D).
 //
 // Note [Seals]
 //
 // A message travels behind its length, in front of its seal, which is of its bytes and of how many
-// were sent in that direction before it. So nobody who does not know the key changes, leaves out,
-// repeats or reorders one, cuts one short or sends one of their own, and the other end does not
-// notice. Each direction of each connection has a key of its own, which follows from the secret and
-// from what both ends have said at random: no number is used twice with one key.
+// were sent in that direction before it. Without the key, a message cannot be changed, left out,
+// repeated, reordered, cut short or forged without the other end noticing. Each direction of each
+// connection has a key of its own, which follows from the secret and random bytes of both ends: no
+// number is used twice with one key.
 //
 // A seal may hide its message, too (AES-256-GCM). Without that it keeps nothing secret.
 #pragma once
@@ -41,7 +41,7 @@ bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::b
 /// From the kernel, fit for secrets.
 void fill_with_random_bytes(std::span<std::byte> bytes);
 
-/// What is done with bytes between hosts (FARANDOLE_WIRE). Messages are sealed in any case.
+/// How bytes between hosts are protected (FARANDOLE_WIRE). Messages are sealed in any case.
 enum class Wire : uint8_t {
   plain,    // tensors go as they are
   checked,  // tensors are sealed, too
@@ -52,7 +52,7 @@ using Mark = std::array<std::byte, 16>;
 
 struct OpensslContext;
 
-/// What both ends of a direction have: a key, and how many messages there were.
+/// The state of either end of a direction: a key, and the number of messages before the next.
 class SealContext {
  protected:
   SealContext(const Key& key, bool hides, bool closes);
@@ -71,7 +71,7 @@ class SealContext {
   uint64_t count_ = 0;  // of messages before the next one
 };
 
-/// Of one direction, at the end that sends. One thread at a time.
+/// The sending end of one direction. One thread at a time.
 class Sealer : SealContext {
  public:
   explicit Sealer(const Key& key, bool hides = false) : SealContext(key, hides, true) {}
@@ -79,18 +79,18 @@ class Sealer : SealContext {
   /// where it is. Null: nowhere, if the seal hides nothing. `part`: a number that is sealed with
   /// it.
   Mark close(std::span<const std::byte> message, std::byte* hidden = nullptr, uint32_t part = 0);
-  /// Of a message that stands in `frame` behind its length: puts the seal at the end of that.
+  /// Seals the message that stands in `frame` behind its length, and appends the seal.
   void close(std::vector<std::byte>& frame);
 };
 
-/// At the end that receives. Once a message is none, its caller reads no more.
+/// The receiving end. After a message that does not open, its caller reads no more.
 class Opener : SealContext {
  public:
   explicit Opener(const Key& key, bool hides = false) : SealContext(key, hides, false) {}
   /// Whether the next message is as it was sent. `shown`: where it goes, likewise.
   bool opens(std::span<const std::byte> message, std::span<const std::byte, 16> seal,
              std::byte* shown = nullptr, uint32_t part = 0);
-  /// Of one with its seal behind it, which stays where it is.
+  /// The same for a message with its seal behind it; it stays where it is.
   bool opens(std::span<std::byte> message_and_seal);
 };
 

@@ -1,4 +1,4 @@
-// The name that somebody probably meant.
+// The name that a misspelt one probably means.
 #pragma once
 
 #include <span>

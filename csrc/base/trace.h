@@ -93,7 +93,7 @@ class Trace {
   /// Error(resource).
   void write();
   /// Nothing is recorded any more, and the memory of events is given back, the file's descriptor
-  /// too. Who still holds the pointer may go on calling.
+  /// too. Threads that still hold the pointer may go on calling.
   void close();
   /// The process ends, and has written its part: the file of the rings is not needed.
   void drop_file();

@@ -1,6 +1,6 @@
 // The memory of a trace: a file that its rank maps, `.rank-N.events`, so that what was recorded
-// outlives the rank, however it ends. Whoever finds the file can write the part that the rank would
-// have written.
+// outlives the rank, however it ends. A process that finds the file can write the part that the
+// rank would have written.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-/// What lies at the begin of the file. One build's struct: its size is part of `magic`.
+/// The head of the file. The struct is one build's: its size is part of `magic`.
 struct TraceHead {
   static constexpr size_t kMostTracks = 1024;
 
@@ -57,8 +57,8 @@ class TraceStore {
   int file() const { return file_.get(); }
   /// The file goes. What has it mapped may go on.
   void unlink();
-  /// Gives the descriptor and the memory of the events back. The head stays: who still holds the
-  /// trace counts there what is refused.
+  /// Gives the descriptor and the memory of the events back. The head stays: threads that still
+  /// hold the trace count refused events there.
   void let_go();
 
   /// `rank-N.jsonl`, one Chrome trace event a line: of what there is. `still`: nobody writes, nor
@@ -83,8 +83,8 @@ class TraceFollower {
   explicit TraceFollower(const std::string& events_file);
   explicit TraceFollower(const Trace& own);
   std::string host() const;
-  /// What was recorded since the last call, one Chrome trace event a line. What the rank has
-  /// overwritten meanwhile is left out.
+  /// The events recorded since the last call, one Chrome trace event a line, without those that the
+  /// rank has overwritten meanwhile.
   std::string more();
 
  private:

@@ -1,5 +1,5 @@
-// What an optimizer's step is told, beside its arrays: plain values, the same for the host's loops,
-// the kernels of devices and the library between (base/cuda_table.h).
+// The factors of an optimizer's step: plain values, the same for the host's loops, the kernels of
+// devices and the library between (base/cuda_table.h).
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct UpdateFactors {
 };
 static_assert(sizeof(UpdateFactors) == 10 * sizeof(double) + 8 * sizeof(bool));
 
-/// Of norms: sums side by side, of elements modulo that.
+/// Partial sums of a norm, side by side: element i goes to sum i modulo this.
 inline constexpr uint32_t kNormLanes = 16;
 
 }  // namespace farandole

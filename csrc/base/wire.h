@@ -18,7 +18,7 @@ namespace farandole {
 template <typename T>
 inline constexpr bool is_wire_number = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
-/// Bytes of another rank that mean nothing. Who knows where they came from says so: see taken().
+/// Bytes of another rank that mean nothing. A caller that knows their source adds it: see taken().
 class Malformed : public Error {
  public:
   explicit Malformed(const std::string& why)

@@ -19,7 +19,7 @@ constexpr const char* kNoMemory = "has no memory: it was freed, or it only stand
 
 // ---- the buffer protocol ----
 
-/// Of integers C's types have letters, several of one size: signed ones are small.
+/// Integers go by size and sign, as several of C's types have one size. Signed letters are small.
 std::optional<DType> dtype_of_format(const char* format, size_t bytes) {
   if (format == nullptr) return DType::uint8;
   const char code =

@@ -25,7 +25,7 @@ Borrowed borrow(const py::object& array, bool writable, const char* what);
 
 /// Kind and number of the device, as DLPack's owner says; nothing where it does not say.
 std::optional<std::pair<int, int>> dlpack_device(const py::object& array);
-/// Of an array on a device of a kind that is none of ours, by DLPack's number.
+/// The error for an array on an unsupported kind of device. `kind`: DLPack's number.
 Error wrong_kind(const char* what, int kind);
 
 /// Holds Python objects for the engine, whose threads never take Python's lock: released objects

@@ -10,7 +10,7 @@ namespace farandole {
 
 namespace py = pybind11;
 
-/// Of types whose end may wait for devices and threads: what those run may need Python's lock.
+/// For types whose destructors may wait for devices and threads, which may need Python's lock.
 inline constexpr py::release_gil_before_calling_cpp_dtor kEndsUnlocked{};
 
 void bind_errors(py::module_& module);

@@ -1,4 +1,4 @@
-// What mpi4py tells of an MPI becomes what data go over.
+// Makes mpi4py's description of an MPI a transport of data.
 #include <pybind11/stl.h>
 
 #include <map>

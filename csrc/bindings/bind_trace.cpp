@@ -39,7 +39,7 @@ void set_current_trace(std::shared_ptr<Trace> trace) {
   current().trace.swap(trace);  // the one before ends outside
 }
 
-/// Of what all ranks of this run know and no other run does.
+/// The run's number, made of facts that all its ranks know and no other run has.
 uint64_t run_of(const Host& host, const std::string& job) {
   return hash_of(job + " " + std::to_string(host.peers.front().info.pid));
 }

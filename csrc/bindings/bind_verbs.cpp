@@ -60,7 +60,7 @@ PyHandle start_between(const std::shared_ptr<Group>& group, const std::string& k
           result};
 }
 
-/// Who has sent what was received from any rank.
+/// The sender of data that were received from any rank.
 struct Source {
   std::shared_ptr<const int> rank;
 };

@@ -1,4 +1,4 @@
-// What a rank's watch of its own threads stands on (python/farandole/_watch.py).
+// The native part of a rank's watch of its own threads (python/farandole/_watch.py).
 #include <pybind11/stl.h>
 
 #include <map>

@@ -60,7 +60,7 @@ EngineOptions engine_options(const Config& config) {
   return options;
 }
 
-/// Where this rank cannot, the others, who have met it, hear why.
+/// Where this rank cannot start one, the others, which have met it, are shown the reason.
 std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
   const auto segment = host.segment;
   const int rank = host.rank;
@@ -190,7 +190,7 @@ std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<Ho
   return Group::world(engine, defaults, deadline);
 }
 
-/// What keeps some rank from coming to MPI_Finalize.
+/// The group's failure, which keeps some rank from coming to MPI_Finalize.
 std::optional<Error> failure_of(const Group& group) {
   try {
     group.check();

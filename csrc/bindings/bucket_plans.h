@@ -33,8 +33,8 @@ void wait_or_raise(Group& group, Wait wait_until, const py::object& timeout) {
   throw py::error_already_set();
 }
 
-/// What Reducer and ShardedUpdate have in common: how a step ends, its weights, and where gradients
-/// lie.
+/// The common methods of Reducer and ShardedUpdate: the end of a step, its weights, and the
+/// gradients' places.
 template <typename Step>
 void bind_step(py::class_<Step, std::shared_ptr<Step>>& type) {
   type.def(

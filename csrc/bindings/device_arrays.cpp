@@ -12,13 +12,13 @@
 namespace farandole {
 namespace {
 
-constexpr int kNoStream = -1;  // in DLPack: nobody is to wait
+constexpr int kNoStream = -1;  // in DLPack: no stream is to wait
 
 Error unfit(const char* what, const std::string& text, const std::string& advice = {}) {
   return Error(ErrorCode::invalid_argument, std::string(what) + " " + text, {}, advice);
 }
 
-/// What an array's owner is asked; what it raises becomes an error of this argument's.
+/// Calls into an array's owner; an exception becomes an error about this argument.
 template <typename Ask>
 auto asked(const char* what, const Ask& ask) {
   try {
@@ -66,7 +66,7 @@ std::optional<DType> dtype_of_typestr(const std::string& text) {
   return dtype_named(dtype.attr("name").cast<std::string>());
 }
 
-/// What an array's owner says in one dictionary.
+/// An array's __cuda_array_interface__.
 struct Interface {
   py::dict said;
   std::vector<int64_t> shape;
@@ -146,7 +146,7 @@ Buffer buffer_of(const DlTensor& t, const char* what) {
   return {static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype};
 }
 
-/// In which whoever works on the array now does so, as far as its owner says.
+/// The stream in which the array is being used now, as far as its owner says.
 std::optional<uint64_t> current_stream(const py::object& array) {
   if (const auto* known = pointed(array)) return known->current_stream().cast<uint64_t>();
   if (const auto device = dlpack_device(array))
@@ -179,7 +179,7 @@ void follow(Group& group, DeviceSpan& span, const std::optional<uint64_t>& strea
   });
 }
 
-/// Of an owner that has not said which stream it lets wait.
+/// Throws if the owner, without naming its stream, has drawn the queue's stream into a capture.
 void refuse_spoilt_capture(Group& group, const DeviceSpan& span) {
   const bool spoilt =
       or_fail_group(group, [&] { return span.queue->is_captured(span.queue->stream()); });

@@ -51,7 +51,7 @@ std::shared_ptr<StagedNamed> submit_staged_named(Group& world, Named& named, con
                                                  const std::vector<py::object>& outputs,
                                                  const std::vector<std::vector<int64_t>>& shapes);
 
-/// What a call is handed over by: its output, or its input where no output lies on a device.
+/// The array by which a call is handed over: its output, or its input if no output is on a device.
 const py::object& handed_over(const py::object& input, const py::object& output);
 /// After its wait(): what this thread does with that array from now on finds the result there, or
 /// comes after it was read.

@@ -42,7 +42,7 @@ struct DlExchange {
   void* allocate;  // functions that we do not call
   void* export_owned;
   void* import_owned;
-  /// What `object` is, without owning it; -1 with a Python error. May be null.
+  /// Describes `object` without owning it; -1 with a Python error. May be null.
   int (*look)(void* object, DlTensor* tensor);
   /// The stream (on CUDA a CUstream) in which this thread's work on a device is ordered; not 0: a
   /// Python error. May be null.

@@ -1,11 +1,11 @@
-// Methods whose wrong arguments are named: pybind11 says a TypeError with all that it would take.
+// Methods that name a wrong argument: pybind11's own TypeError lists all that it would take.
 #include "bindings/bind.h"
 #include "bindings/quick_function.h"
 
 namespace farandole {
 namespace {
 
-/// What pybind11 raises before the method is entered.
+/// Whether pybind11 raised it before the method was entered.
 bool is_of_arguments(const py::error_already_set& error) {
   if (error.matches(PyExc_UnicodeError)) return true;
   if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_RuntimeError)) return false;

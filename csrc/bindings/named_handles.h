@@ -20,7 +20,7 @@ struct PyNames {
   std::shared_ptr<PluginWeights> weights = std::make_shared<PluginWeights>();
 };
 
-/// What Python keeps of one operation until it has waited for it.
+/// One operation, kept for Python until it has waited for it.
 struct HeldRequest {
   std::shared_ptr<PyNames> names;  // null: the number is free
   NamedRequest* request = nullptr;
@@ -56,7 +56,7 @@ class NamedHandles {
   std::vector<uint32_t> free_;
 };
 
-/// Those of the world this process is in; null before the first.
+/// The names of the world this process is in; null before the first.
 std::shared_ptr<PyNames>& current_names();
 /// The same for threads without Python's lock: those of plug-ins.
 std::shared_ptr<PyNames> names_for_plugins();

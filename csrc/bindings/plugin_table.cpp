@@ -1,4 +1,4 @@
-// What plug-ins are handed (base/plugin.h): operations by name of the world this process is in.
+// The table for plug-ins (base/plugin.h): operations by name of the world this process is in.
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -45,7 +45,7 @@ class PluginCall : public NamedListener {
   PluginCall(const PyNames& world, const PluginAsk& ask)
       : ask_(ask), weights_(world.weights), named_(*world.named) {}
 
-  /// What is submitted for it.
+  /// The request that is submitted for it.
   virtual PluginAsk sent() const { return ask_; }
 
   std::byte* make_room(size_t part, std::span<const int64_t> shape) override {

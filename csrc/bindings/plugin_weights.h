@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-/// Those of one world. A model has a number of this process' own.
+/// The weights of one world's models. A model has a number of this process' own.
 class PluginWeights {
  public:
   /// A step has begun on all ranks, so that all count alike, whatever graphs they have it in.

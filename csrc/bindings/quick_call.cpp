@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kBriefBytes = 32 << 10;
 constexpr int kBriefLooks = 128;
 
-/// What was given by name or place; null: nothing.
+/// The arguments, given by name or position; null: not given.
 struct Arguments {
   PyObject *x = nullptr, *op = nullptr, *root = nullptr, *out = nullptr, *prescale = nullptr,
            *postscale = nullptr, *group = nullptr;
@@ -167,8 +167,8 @@ Group& native(const py::object& group) {
 
 // ---- the call ----
 
-/// What this rank gives and gets, and the result; false when the Python function is to be asked. Of
-/// what a rank does not give or get, there is an empty buffer of the same dtype.
+/// Reads this rank's input, output and result; false when the Python function is to be called. A
+/// buffer that the rank does not give or get is empty, of the same dtype.
 bool read_memory(const Row& row, const Arguments& given, bool gives, bool gets, PlainCall& to,
                  py::object& result) {
   if (gives && given.x == nullptr) return false;

@@ -1,4 +1,4 @@
-// What the bindings of schedules and of their proofs share.
+// Helpers shared by the bindings of schedules and of their proofs.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -13,7 +13,7 @@ bool is_absent(const Presence& around, int world_rank) {
 bool has_left(const Presence& around, int world_rank) {
   if (around.host->segment->state_of(world_rank) < RankState::leaving)
     return has_said_why(*around.host->segment, world_rank);
-  // Those who wait want to know why; it knows itself that it goes.
+  // Other ranks wait until it has said why it leaves; it knows itself that it does.
   return world_rank == around.host->rank || !is_ending(*around.host->segment, world_rank);
 }
 

@@ -1,4 +1,4 @@
-// Who has gone: the dead, and those that left, with the error for who waits for them.
+// Ranks that have gone: the dead, and those that left, with the error for a rank that awaits them.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-/// What a rank knows of who is there, by world rank.
+/// A rank's view of which ranks are there, by world rank.
 struct Presence {
   const Host* host = nullptr;
   const std::vector<bool>* dead = nullptr;
@@ -18,9 +18,9 @@ struct Presence {
 };
 
 bool has_left(const Presence& around, int world_rank);
-/// It has died or left: it does nothing more.
+/// Whether the rank has died or left, so that it does nothing more.
 bool is_absent(const Presence& around, int world_rank);
-/// Why a rank elsewhere counts as lost though nobody knows it to be dead; `when`: "during X".
+/// Why a rank elsewhere counts as lost though it is not known to be dead; `when`: "during X".
 std::optional<Error> error_of_loss(const Host& host, int world_rank, const std::string& when,
                                    Context where);
 /// Why, as the error of the operation and tensor in `where`; nothing while it is there.

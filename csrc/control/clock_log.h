@@ -1,7 +1,7 @@
-// By how much the clock of this rank's host is ahead of the clock of rank 0's: what lines up the
+// By how much the clock of this rank's host is ahead of the clock of rank 0's. This aligns the
 // traces of several hosts.
 //
-// Of a round trip four times are known: when it was sent and when it was back, by our clock, and
+// Four times of a round trip are known: when it was sent and when it was back, by our clock, and
 // when it arrived and was answered, by rank 0's. If both ways took equally long, our clock is ahead
 // by the mean of (sent - arrived) and (back - answered). However long each of them took, this is
 // wrong by half of both ways together at most. So the quickest of a few round trips says most.

@@ -44,20 +44,20 @@ class ControlLine {
   /// errno of what broke the connection in flush(), or 0.
   int error() const { return error_; }
 
-  /// The other end has taken so many. Throws Malformed where that cannot be.
+  /// The other end has taken so many messages. Throws Malformed where that cannot be.
   void acknowledge(uint64_t taken);
-  /// The same, as the first word on a connection: the rest is sent again.
+  /// The same, as the first message on a connection: the rest is sent again.
   void resume(uint64_t taken);
 
   // ---- the thread that reads ----
 
-  /// How many have come, of those that count.
+  /// How many messages have come, of those that count.
   uint64_t taken() const { return taken_; }
   /// Once: how many bytes came; 0 at the end of the connection; else -1, with errno.
   ssize_t receive();
   /// The next message that is here whole, until the next call. Throws Malformed.
   std::optional<std::span<const std::byte>> next();
-  /// Nothing of what is here is read.
+  /// Discards the bytes that are here.
   void forget() { coming_.clear(), at_ = 0; }
 
  private:

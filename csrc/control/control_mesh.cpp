@@ -23,7 +23,7 @@ constexpr auto kBeat = std::chrono::milliseconds(250);
 constexpr auto kLastWords = std::chrono::milliseconds(500);
 constexpr auto kSlept = std::chrono::seconds(1);  // this thread itself, which then knows nothing
 
-/// Why that rank cannot be reached, with where it is.
+/// The error of a rank that cannot be reached, with the rank's host and pid.
 Error of_host(const Error& error, const Host& host, int rank) {
   Context where = host.about(rank, error.where());
   where.evidence += "; rank " + std::to_string(where.rank) + " is pid " +
@@ -134,7 +134,7 @@ void ControlMesh::main() {
     settle_reports();
   }
   settle_reports();
-  // What was to be told is told, as far as the others take it.
+  // Messages that are still queued are sent, as far as the other ranks take them.
   const Deadline until = Deadline::after(kLastWords);
   for (;;) {
     flush_all();
@@ -174,7 +174,7 @@ bool ControlMesh::look(int timeout_ms) {
   return n == kAtOnce;
 }
 
-/// Who has stood still has not listened.
+/// A thread that stood still has not listened, so it must not count others as silent.
 void ControlMesh::forgive_silence() {
   const TimePoint when = now();
   for (int r = 0; when - last_turn_ > kSlept && r < static_cast<int>(peers_.size()); ++r) {
@@ -197,7 +197,7 @@ void ControlMesh::flush_all() {
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
       if (peer(r).line.is_open() && !peer(r).line.flush()) broken.push_back(r);
   }
-  for (const int r : broken) read(r);  // what it has said before counts
+  for (const int r : broken) read(r);  // messages that it sent before count
 }
 
 void ControlMesh::read(int rank) {
@@ -225,8 +225,8 @@ std::string ControlMesh::distrust(int rank) const {
   return peer(rank).distrust;
 }
 
-/// It takes part in nothing more. It is still told how things end: else it would take this rank for
-/// dead, whose connection has ended.
+/// The rank takes part in nothing more. Its connection stays, and it is still told how things end:
+/// else it would take this rank for dead.
 void ControlMesh::stop_reading(int rank, const Error& error) {
   Peer& odd = peer(rank);
   odd.line.forget();
@@ -330,7 +330,7 @@ void ControlMesh::tell_last_state() {
   }
 }
 
-/// What it has done is known before it is known that it does nothing more.
+/// Stores the rank's progress before it marks the rank as finished, which makes that final.
 void ControlMesh::take_state(int rank, WireReader& from) {
   auto told = get_message<StateMessage>(from);
   if (told.state > static_cast<uint64_t>(RankState::gone) ||
@@ -370,7 +370,7 @@ void ControlMesh::send(int rank, FrameWriter frame) {
   ring(wake_->get());
 }
 
-/// That this rank is there. Of rank 0's clock it learns by that, if its host has another one.
+/// Says that this rank is there. A beat to rank 0 on another host also asks for the time there.
 void ControlMesh::send_beat(int rank) {
   const bool asks = rank == 0 && !peer(0).here;
   const uint64_t taken = peer(rank).line.taken();

@@ -1,38 +1,38 @@
-// What ranks of a world of several hosts tell each other besides operations: that they leave, and
-// why; how far their streams are, and what they wait in; that a group has failed, and the verdict.
-// A connection between each two ranks, and one thread, which never waits for whoever polls.
+// Messages besides operations between ranks of a world of several hosts: that a rank leaves, and
+// why; how far its streams are, and what it waits in; that a group has failed, and the verdict.
+// Each two ranks have a connection. One thread serves them, and never waits for the polling thread.
 //
 // Note [Verdict between hosts]
 //
 // A rank that sees a failure stops the group here, and its report goes to the group's judge: its
 // lowest member that can be heard. The first report that the judge gets is the verdict, which it
-// tells all members. A verdict is for ever: who reports later is told it.
+// tells all members. A verdict is for ever: a rank that reports later is told it.
 //
 // Two ranks may lose sight of each other: nothing comes any more, though both live, and others may
-// hear both. So each tells the others whom it has lost sight of, and a rank is heard if there is a
-// way to it, from rank to rank: a report goes to the next one on its way, which passes it on, and
-// the verdict comes back over those that do not hear the judge. Whoever hears each other at all has
-// one judge, and one verdict. Where the network has fallen apart, each part has its own.
+// hear both. So each tells the others which ranks it has lost sight of. A rank is heard if there is
+// a way to it, from rank to rank: each one on the way passes a report on, and verdicts are passed
+// on to ranks that do not hear the judge. Ranks that hear each other at all have one judge and one
+// verdict. If the network has fallen apart, each part has its own.
 //
 // Views differ for a while. A report is kept until the verdict comes, and whenever its way has
-// become another one, it goes that way, too. Nothing is judged before all that has come is read: a
-// rank that was stopped finds the verdict of those who went on without it. Who has said nothing for
-// long is passed over as a judge (it may be stopped), but is not lost.
+// become another one, it goes that way, too. Nothing is judged before all messages that have come
+// are read: a rank that was stopped finds the verdict of those that went on without it. A rank that
+// has been silent for long is passed over as a judge (it may be stopped), but is not lost.
 //
 // Note [How a rank elsewhere has ended]
 //
-// A connection that ends says that a rank is dead, not how. Those on its host see that, by its
+// A connection that ends says that a rank is dead, not how. Ranks on its host see how, by its
 // process descriptor, and tell all others; `farandole run`, which is its parent, tells every host's
-// ranks. So who sees the end of a connection waits for that word, for a moment, where anybody may
-// say it.
+// ranks. So a rank that sees the end of a connection waits a moment for that message, where one may
+// come.
 //
 // Note [What the end of a connection means]
 //
-// That the rank is dead, or that something between the hosts has reset it, or that the other end
-// hears nothing of us. So it knocks where the rank listens. Refused: the rank is dead, for its
-// kernel would take the connection though the rank were stopped. Taken: it lives, the lower rank
-// dials again, and both go on with what the other lacks (Note [A line outlives its connection]); if
-// that fails, it is the link that is lost. No answer: the host is out of sight.
+// The rank may be dead, or something between the hosts has reset the connection, or the other end
+// hears nothing of us. So this rank knocks where the other listens. Refused: that rank is dead, as
+// its kernel would accept even if the rank were stopped. Accepted: it lives, the lower rank dials
+// again, and both resend what the other lacks (Note [A line outlives its connection]); if that
+// fails, it is the link that is lost. No answer: the host is out of sight.
 //
 // Likewise where nothing comes any more. Beats must be acknowledged, by the kernel at least. They
 // may be stuck behind data on a slow way, so bytes that move on any connection between the two
@@ -87,14 +87,14 @@ class ControlMesh : public ProgressBoard {
   ControlMesh& operator=(const ControlMesh&) = delete;
 
   /// Blocks until every rank is connected, then starts the thread. This rank's doorbell is rung
-  /// when there is news. Throws Error(rendezvous) naming who is missing at the deadline.
+  /// when there is news. Throws Error(rendezvous) naming the ranks missing at the deadline.
   void meet(const Host& host, Deadline deadline, const std::function<void()>& interrupted);
 
   const std::shared_ptr<TcpDoor>& door() const { return door_; }
-  /// Its connection has ended, though it had not said that it leaves.
+  /// Whether the rank's connection has ended though it had not said that it leaves.
   bool has_lost(int rank) const { return peer(rank).lost.load(std::memory_order_acquire); }
   Loss loss_of(int rank) const { return peer(rank).loss.load(std::memory_order_acquire); }
-  /// It may live, and others may hear it.
+  /// Whether the rank is lost to this one, but may live, and others may hear it.
   bool has_lost_sight_of(int rank) const {
     return loss_of(rank) == Loss::silent || loss_of(rank) == Loss::link;
   }
@@ -124,7 +124,7 @@ class ControlMesh : public ProgressBoard {
 
   // ---- what ranks wait in (control/wait_watch.h); any thread; control_mesh_board.cpp ----
 
-  /// Asks a rank elsewhere what it shows; the answer comes into the board that stands for it here.
+  /// Asks a rank elsewhere for its board; the answer is written to the copy of its board here.
   void ask_waits(int world_rank);
   void tell_deadlock(int world_rank, const ErrorRecord& record, int64_t stands);
 
@@ -138,7 +138,7 @@ class ControlMesh : public ProgressBoard {
     return peer(rank).finished.load(std::memory_order_acquire);
   }
 
-  /// In a forked child: what is its parent's is closed.
+  /// Closes the parent's descriptors in a forked child.
   void close_descriptors();
 
  private:
@@ -161,7 +161,7 @@ class ControlMesh : public ProgressBoard {
     TimePoint acknowledged{};           // when its kernel last had all, or more than before
     std::optional<TcpAddress> listens;  // where this rank would knock
     std::optional<Break> broken;        // while there is no connection
-    std::set<int> out_of_sight;         // whom it hears no more, by its own words; of mutex_
+    std::set<int> out_of_sight;         // ranks it hears no more, as it says; guarded by mutex_
     std::atomic<Loss> loss{Loss::none};
     std::string distrust;  // see there; guarded by mutex_
     Fd process;            // of a rank here
@@ -247,14 +247,14 @@ class ControlMesh : public ProgressBoard {
 
   mutable std::mutex mutex_;  // guards these
   std::map<uint64_t, StreamProgress> streams_;
-  std::deque<uint64_t> closed_;  // of those: who is slower may ask for a while
+  std::deque<uint64_t> closed_;  // of those: slower ranks may ask for a while
   std::map<std::pair<uint64_t, int>, StreamProgress> answers_;
   std::map<uint64_t, std::shared_ptr<FailureRecord>> cells_;
   std::map<uint64_t, ErrorRecord> verdicts_;
   std::map<uint64_t, Report> reports_;  // by group, without an answer
 
   TimePoint last_turn_{};       // of the thread, as what follows
-  std::vector<int> told_lost_;  // whom this rank hears no more, as it has told the others
+  std::vector<int> told_lost_;  // ranks that this one hears no more, as it has told the others
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: all else is there
 };

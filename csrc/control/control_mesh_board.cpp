@@ -1,5 +1,5 @@
-// What ranks on several hosts ask of each other: how far streams are, what a rank waits in, what
-// time it is.
+// Questions between ranks on several hosts: how far streams are, what a rank waits in, what time it
+// is.
 
 #include <algorithm>
 #include <utility>
@@ -82,7 +82,7 @@ void ControlMesh::tell_deadlock(int world_rank, const ErrorRecord& record, int64
   send(world_rank, frame_of<DeadlockMessage>(stands, record));
 }
 
-/// With what it shows so far; its watch looks anew, for the next answer.
+/// Answers with the board as it is; the watch looks anew, for the next answer.
 void ControlMesh::answer_look(int rank, WireReader& from) {
   WaitBoard& mine = segment_->page(rank_).board;
   ask_watch(mine);

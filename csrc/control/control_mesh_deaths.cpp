@@ -29,7 +29,7 @@ void ControlMesh::watch_ends() {
   if (launcher_) watch(epoll_.get(), launcher_.get(), EPOLLIN, kLauncher);
 }
 
-/// Of a rank here, whom this rank's engine sees for itself.
+/// Tells other hosts how a rank on this host has ended. Ranks here see its end for themselves.
 void ControlMesh::note_end(int rank) {
   Peer& ended = peer(rank);
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, ended.process.get(), nullptr);
@@ -63,7 +63,7 @@ void ControlMesh::hear_launcher() {
 
 // ---- with mutex_ held ----
 
-/// By its number, which in a world of some ranks may be another one's: then by its process.
+/// Finds the rank by pid, and by its number, which in a world of some ranks may be another's.
 int ControlMesh::member_told(const ToldDeath& told) const {
   std::vector<int> found;
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {

@@ -28,7 +28,7 @@ bool means_silence(int error) {
          error == EHOSTDOWN || error == ENETDOWN;
 }
 
-/// That one of a rank's addresses at which its connection comes from, if so: others may lead
+/// The one of a rank's addresses from which its connection comes, else the first: others may lead
 /// nowhere.
 std::optional<TcpAddress> chosen(const std::vector<std::byte>& shown, int socket) {
   const auto all = TcpAddress::all_from(shown);
@@ -73,7 +73,7 @@ void ControlMesh::note_break(int rank, int error) {
   const TimePoint when = now();
   const bool left = segment_->state_of(rank) >= RankState::leaving && !is_ending(*segment_, rank);
   if (left || !distrust(rank).empty()) return lose(rank, Loss::died);
-  // It has given this rank up, of which nothing came there.
+  // The other rank has given this one up, because nothing from here arrived there.
   const bool goes_unheard = when - from.acknowledged > options_.most_silence / 2;
   if (means_silence(error) || goes_unheard) return lose(rank, Loss::silent);
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, from.line.socket(), nullptr);

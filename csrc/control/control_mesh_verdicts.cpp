@@ -50,7 +50,7 @@ void ControlMesh::take_report(int rank, WireReader& from) {
     take_note(told.key, {std::move(told.members), told.record, told.by});
 }
 
-/// Passed on to those that do not hear whom it comes from.
+/// Stores a verdict, and passes it on to ranks that do not hear its sender.
 void ControlMesh::take_verdict(int rank, WireReader& from) {
   const auto told = get_message<VerdictMessage>(from);
   const Lock lock(mutex_);
@@ -107,7 +107,7 @@ void ControlMesh::tell_lost_sight() {
     if (peer(r).open) send(r, frame_of<LostSightMessage>(lost));
 }
 
-/// As far as this rank knows.
+/// Whether ranks a and b hear each other, as far as this rank knows.
 bool ControlMesh::hear_each_other(int a, int b) const {
   if (a == rank_) std::swap(a, b);
   if (b == rank_) return peer(a).open && now() - peer(a).heard < kMute;
@@ -131,7 +131,7 @@ std::vector<int> ControlMesh::ways() const {
   return first;
 }
 
-/// To all members, also those of which nothing is heard just now.
+/// Sends the verdict to all members, also to those that are silent just now.
 void ControlMesh::pronounce(uint64_t key, const Report& report, const std::vector<int>& way) {
   const auto verdict = verdicts_.try_emplace(key, report.record).first;
   std::set<int> next;

@@ -1,5 +1,5 @@
-// What ranks on several hosts tell each other on control connections (control/control_mesh.h): the
-// messages, field by field (base/message.h).
+// Messages between ranks on several hosts on their control connections (control/control_mesh.h),
+// field by field (base/message.h).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-/// The first byte of each.
+/// The first byte of each message.
 enum class ControlFrame : uint8_t {
   resume,  // the first on a connection
   beat,
@@ -43,7 +43,7 @@ struct ResumeMessage {
 template <>
 inline constexpr auto fields_of<ResumeMessage> = Fields<Sent<&ResumeMessage::taken>>{};
 
-/// That the rank is there, and how many messages have come.
+/// Says that the rank is there, and how many messages have come.
 struct BeatMessage {
   static constexpr auto kTag = ControlFrame::beat;
   uint64_t taken = 0;

@@ -1,4 +1,4 @@
-// What an event of the control thread's epoll is of; below kProcess the connection of that rank.
+// Tags of events in the control thread's epoll. Below kProcess it is a rank, for its connection.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Who on this host has died, and how.
+// How a process on this host has died.
 #pragma once
 
 #include <sys/types.h>
@@ -9,7 +9,7 @@
 namespace farandole {
 
 struct Death {
-  int signal = 0;           // what killed it, or 0
+  int signal = 0;           // the signal that killed it, or 0
   int exit_code = -1;       // how it exited, or -1 when not known
   std::string how() const;  // "was killed by SIGKILL", "exited with code 1", "died"
 };

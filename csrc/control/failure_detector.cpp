@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-// "value\x1f0,2\x1e…": who gave what, in one text.
+// "value\x1f0,2\x1e…": each value and the ranks that gave it, in one text.
 std::string join_values(const Context& where) {
   std::string text;
   for (const auto& [value, ranks] : where.values) {

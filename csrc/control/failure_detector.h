@@ -17,13 +17,13 @@ class FailureDetector {
   virtual ~FailureDetector() = default;
   /// Cheap enough for every turn of the engine.
   virtual bool failed() const = 0;
-  /// What this rank saw; the first report of all ranks wins.
+  /// Reports an error that this rank saw; the first report of all ranks wins.
   virtual void report(const Error& error) = 0;
   /// Equal on every rank once present.
   virtual std::optional<Error> verdict() const = 0;
 };
 
-/// Of this process: those who sleep are woken after each.
+/// Reports made in this process: the engine wakes sleeping ranks after each.
 inline std::atomic<uint64_t> reports_made{0};
 
 /// The error as a fixed layout that another process may read; texts are cut to fit.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kLongestEnd = std::chrono::seconds(20);  // from the last word of Python to exit()
 
-/// Whose end it is. Never freed: exit() may come after everything else has been destroyed.
+/// The rank that ends. Never freed: exit() may come after everything else has been destroyed.
 struct Ending {
   std::shared_ptr<Segment> segment;
   std::shared_ptr<ControlMesh> mesh;  // null where all ranks are on this host
@@ -67,7 +67,7 @@ void show_exit_code_at_end(std::shared_ptr<Segment> segment, std::shared_ptr<Con
   const bool first = ending == nullptr;
   if (first) ending = new Ending;
   *ending = {std::move(segment), std::move(mesh), rank, blamed, ::getpid()};
-  // Of the handlers of exit(), this is the one that is told its code.
+  // Unlike other handlers of exit(), one of on_exit() is given the exit code.
   if (first && ::on_exit(show_exit_code, nullptr) != 0) return;
   farewell.since = now().time_since_epoch().count();
   show(farewell, FarewellState::ending);

@@ -20,8 +20,8 @@ namespace {
 
 enum Step : uint64_t { nothing, shown, allowed, refused };
 
-// What ranks show to each other. By rank, as ranks may be threads of one process; never given
-// back, as a rank that comes late writes to it even when this one has given up.
+// Numbers that ranks show to each other. By rank, since ranks may be threads of one process; never
+// freed, since a rank that comes late writes to it even when this one has given up.
 std::array<std::atomic<uint64_t>, kMostRanks> numbers;
 
 // A copy by address is timed against one out of and one into shared memory, which it replaces. Up
@@ -84,7 +84,7 @@ int reach(const Host& host, int r) {
   return write_foreign(process, theirs.number_at, here, sizeof found);
 }
 
-/// What the next rank has just written is copied, as in a collective.
+/// Times copies of data that the next rank has just written, as in a collective.
 uint32_t percent_of_shared(const Host& host) {
   const std::vector<int> ranks = host.ranks_here();
   const auto after = std::ranges::upper_bound(ranks, host.rank);
@@ -132,7 +132,7 @@ std::string why_refused(const Host& host, int rank) {
          std::to_string(sample.refused_by) + ": " + std::strerror(sample.error);
 }
 
-/// What all ranks have found out, in the same words on each.
+/// The result of all ranks' attempts, in the same words on each.
 ForeignAccess answer_of(const Host& host) {
   std::vector<uint32_t> percents;
   for (const int r : host.ranks_here()) {
@@ -147,7 +147,7 @@ ForeignAccess answer_of(const Host& host) {
               " % of the time of copies through shared memory (FARANDOLE_CMA=1 does it anyway)"};
 }
 
-/// From the process itself up to the first of all.
+/// A process and its ancestors, up to the first of all.
 std::vector<pid_t> line_of(pid_t process) {
   std::vector<pid_t> line;
   while (process > 0) {

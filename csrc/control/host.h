@@ -1,5 +1,5 @@
-// What a rank knows of the others once they have met: of those on its host the segment they all
-// map, each one's doorbell and process descriptor; of those elsewhere who they are, and the
+// A rank's knowledge of the others once they have met. For ranks on its host: the segment they all
+// map, each one's doorbell and process descriptor. For ranks elsewhere: who they are, and the
 // connection.
 #pragma once
 
@@ -55,12 +55,12 @@ struct Host {
   /// "rank 3 (pid 4711)", in a world of several hosts "rank 3 (pid 4711 on b)": all of them may
   /// read it.
   std::string name_of(int world_rank) const;
-  /// What it is doing, as far as that is to be seen from here: "running", "on another host".
+  /// The state of a rank, as far as it can be seen from here: "running", "on another host".
   std::string state_of(int world_rank) const;
   /// "rank 3 (pid 4711, stopped)", of one on another host as name_of().
   std::string name_and_state_of(int world_rank) const;
   bool stands_still(int world_rank) const;
-  /// The same facts, of that rank.
+  /// Adds the same facts about the rank to `where`.
   Context about(int world_rank, Context where = {}) const;
 };
 
@@ -80,10 +80,10 @@ Host host_alone(size_t arena_bytes);
 size_t default_arena_bytes();
 
 /// Why `rank` will never come, if so: it died, or left, "before it created the group". Ask before
-/// you look for what it may have done: it may do that and leave between the two.
+/// you look for its work: it may do that and leave between the two.
 std::optional<Error> absence_of(const Host& host, int rank, const std::string& when);
 
-/// What /proc says a process is doing: "running", "stopped", "dead", …
+/// The state of a process, by /proc: "running", "stopped", "dead", …
 std::string process_state(pid_t pid);
 /// It is stopped, or in uninterruptible sleep.
 bool stands_still(pid_t pid);

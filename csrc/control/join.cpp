@@ -33,7 +33,7 @@ Host join(Roll roll, ForeignWish wish, Deadline deadline,
   for (const HostPeer& peer : host.peers) {
     if (peer.here) continue;
     host.segment->set_apart(peer.info.rank);
-    // That it does not come is told by who waits for it, over TCP.
+    // If it does not come, a rank that waits for it over TCP reports it.
     host.segment->show_state(peer.info.rank, RankState::present);
   }
   // All ranks are present from the moment the memory is theirs; absent means not yet mapped.
@@ -42,7 +42,7 @@ Host join(Roll roll, ForeignWish wish, Deadline deadline,
     host.foreign = agree_on_foreign_access(host, wish, deadline, interrupted);
     if (roll.on_several_hosts)
       connect_hosts(host, std::move(roll.listeners), roll.mesh, deadline, interrupted);
-  } catch (...) {  // nobody shall wait for this rank
+  } catch (...) {  // no rank shall wait for this one
     host.segment->show_state(host.rank, RankState::gone);
     throw;
   }

@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-/// What a meeting has brought.
+/// The result of a meeting of ranks.
 struct Roll {
   int rank = 0;
   std::vector<HostPeer> peers{};      // of all ranks, by rank; empty: a world of one

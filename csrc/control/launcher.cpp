@@ -100,7 +100,7 @@ void tell_launcher(std::string_view word) noexcept {
                                  static_cast<int>(::getpid()), kBetweenParts);
   const std::string_view fitting = cut(word, sizeof text - static_cast<size_t>(head));
   std::memcpy(text + head, fitting.data(), fitting.size());
-  // Nobody listens where ranks were started otherwise.
+  // No launcher listens where ranks were started otherwise.
   [[maybe_unused]] const auto sent = ::sendto(fd, text, static_cast<size_t>(head) + fitting.size(),
                                               MSG_NOSIGNAL, name.get(), name.length);
   ::close(fd);

@@ -1,5 +1,5 @@
-// A rank's words to `farandole run`, which else sees of its ranks only when they end; and its words
-// to the ranks: how one of them, on whatever host, has ended.
+// Messages from a rank to `farandole run`, which else sees only the ends of its ranks; and messages
+// from it to the ranks: how one of them, on any host, has ended.
 #pragma once
 
 #include <sys/types.h>
@@ -12,11 +12,11 @@
 
 namespace farandole {
 
-/// Between the parts of a word, which is any text without it.
+/// Separates the parts of a message, which are texts without it.
 inline constexpr char kBetweenParts = '\x1f';
 
-/// Sends who this is (RANK, pid), then `word`; nothing where no launcher listens. Waits for a
-/// second at most. Also at the very end of the process.
+/// Sends this process's RANK and pid, then `word`; nothing where no launcher listens. Waits for a
+/// second at most. Works at the very end of the process, too.
 void tell_launcher(std::string_view word) noexcept;
 
 struct ToldDeath {
@@ -25,9 +25,9 @@ struct ToldDeath {
   Death death;
 };
 
-/// Where this process hears the launcher; none where no launcher is, or it hears it already.
+/// A socket for the launcher's messages; none if there is no launcher, or a socket is open already.
 Fd ear_for_launcher();
-/// The next word that came from a process of this user, without waiting.
+/// The next message that came from a process of this user, without waiting.
 std::optional<ToldDeath> next_told_death(int ear);
 
 }  // namespace farandole

@@ -25,7 +25,7 @@ struct LocalAddress {
 
 Fd make_local_socket();
 
-/// False, with errno, where nobody listens there, or who listens takes no more for now (EAGAIN).
+/// False, with errno, if no process listens there, or its queue is full for now (EAGAIN).
 bool connect_at_once(int fd, const LocalAddress& address);
 
 /// Whether the other end was opened by this process's user.

@@ -1,4 +1,4 @@
-// What ranks that share no memory say of their streams when they are asked.
+// Progress of streams between ranks that share no memory, by question and answer.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ struct StreamProgress {
 class ProgressBoard {
  public:
   virtual ~ProgressBoard() = default;
-  /// This rank's, for those that ask.
+  /// Shows this rank's progress to ranks that ask.
   virtual void show(uint64_t stream_key, const StreamProgress& mine) = 0;
   virtual void forget(uint64_t stream_key) = 0;
   /// Asks; the answer comes later.
   virtual void ask(uint64_t stream_key, int world_rank) = 0;
   /// The newest answer; nothing: none has come, or it has not opened the stream.
   virtual std::optional<StreamProgress> told(uint64_t stream_key, int world_rank) const = 0;
-  /// It has said its last word, or its connection has ended: what it told then stands.
+  /// It has sent its last message, or its connection has ended: its last answer is final.
   virtual bool has_finished(int world_rank) const = 0;
 };
 

@@ -13,7 +13,7 @@ bool shows_key(const RankWaits& rank, uint64_t key) {
   return std::ranges::any_of(rank.waits, [&](const Wait& w) { return w.key == key; });
 }
 
-/// Of whom a wait needs more, as far as is known.
+/// The ranks that a wait still needs, as far as is known.
 std::vector<int> missing_of(const Wait& wait, const RanksWaits& ranks) {
   std::vector<int> missing;
   for (const uint16_t r : wait.needed()) {
@@ -24,7 +24,7 @@ std::vector<int> missing_of(const Wait& wait, const RanksWaits& ranks) {
   return missing;
 }
 
-/// It never ends: it needs a rank of `ranks` that has not begun it.
+/// Whether a wait never ends, because it needs a rank of `ranks` that has not begun it.
 bool is_hopeless(const Wait& wait, const RanksWaits& ranks, const std::vector<bool>& gone) {
   if (wait.kind == Wait::moving) return false;
   const auto is_dead = [&](int r) { return ranks[static_cast<size_t>(r)].has_value(); };

@@ -1,5 +1,5 @@
-// Which ranks wait for each other for ever, and the words for it: values from values. Why it is so:
-// Note [Deadlock] in control/wait_watch.h.
+// Finds ranks that wait for each other for ever, and words the error, by pure functions. For the
+// reasons see Note [Deadlock] in control/wait_watch.h.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-/// What one rank has shown lately.
+/// The waits and threads that one rank has shown lately.
 struct RankWaits {
   TimePoint looked, still_since;  // of its engine
   int64_t stands = 0;             // which says whether it has moved: still_since as it knows it
@@ -25,11 +25,11 @@ struct RankWaits {
   std::string place, step;
 };
 
-/// By world rank; nothing for those of which nothing is known.
+/// By world rank; nothing for ranks that are unknown.
 using RanksWaits = std::vector<std::optional<RankWaits>>;
 
 /// The dead ranks that rank `self` waits for, itself among them, ascending; none if it is alive.
-/// `ranks`: those that are blocked; `gone`: who has left.
+/// `ranks`: those that are blocked; `gone`: those that have left.
 std::vector<int> circle_of(int self, const RanksWaits& ranks, const std::vector<bool>& gone);
 
 /// "waits in barrier #3 for rank 0"; empty when it waits in nothing that needs somebody.

@@ -115,7 +115,7 @@ void WaitWatch::show(TimePoint when, const WaitList& list) {
   host_.segment->page(host_.rank).board.waits.write(words);
 }
 
-/// This rank's watch, and those of the ranks it needs, are to look what their threads are doing.
+/// Asks the watches of this rank, and of the ranks it needs, to look at their threads.
 void WaitWatch::ask(TimePoint when, const WaitList& list) {
   if (when < next_ask_) return;
   next_ask_ = when + std::clamp<Duration>(patience_ / 8, std::chrono::milliseconds(50),
@@ -128,8 +128,8 @@ void WaitWatch::ask(TimePoint when, const WaitList& list) {
   }
 }
 
-/// This rank, those it needs, and, where ranks elsewhere show nothing unasked, those that they
-/// need.
+/// This rank, the ranks it needs and, on several hosts, those that they need in turn: ranks
+/// elsewhere show nothing unasked.
 std::vector<int> WaitWatch::concerned_by(const WaitList& list) const {
   std::vector<int> ranks{host_.rank};
   const auto add = [&](const std::vector<Wait>& waits) {
@@ -252,7 +252,7 @@ std::optional<Error> WaitWatch::confirm(TimePoint when) {
   return error;
 }
 
-/// What another rank has found, if this one has not moved since.
+/// Takes a deadlock that another rank has found, if this one has not moved since.
 std::optional<Error> WaitWatch::take_verdict() {
   SentVerdict& sent = host_.segment->page(host_.rank).board.verdict;
   if (sent.state.load(std::memory_order_acquire) != 2) return std::nullopt;

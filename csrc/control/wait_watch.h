@@ -1,5 +1,5 @@
-// What ranks wait in, shown to each other: whom a warning names, and circles of ranks that wait for
-// each other for ever.
+// Ranks show each other the operations they wait in. Warnings name ranks by these, and circles of
+// ranks that wait for each other for ever are found.
 //
 // Note [Deadlock]
 //
@@ -10,7 +10,7 @@
 // begin anything. Ranks that are in no call, that compute, sleep, read or are stopped are in no
 // such set.
 //
-// What ranks show is not of one moment. So the set is looked for twice, and it counts when every
+// Ranks do not show their state in one moment. So the set is looked for twice, and counts if every
 // rank has shown anew, since the first look, that it has not moved from before it: then all of them
 // stood still in one moment, the first look's, and each knew then who had not begun. The lowest
 // rank of the set says so to the others: they may share no group with it, and once one has gone on
@@ -35,7 +35,7 @@ namespace farandole {
 
 struct ErrorRecord;
 
-/// What a rank waits in, as it is put together by the thread that polls.
+/// The operations that a rank waits in, collected by the thread that polls.
 struct WaitList {
   std::vector<Wait> waits;
   std::vector<std::string> titles;  // of the first few that need somebody
@@ -44,17 +44,17 @@ struct WaitList {
   void add(const Wait& wait, const std::string& title);
 };
 
-/// Of one rank; used by the thread that polls.
+/// Finds deadlocks of one rank; used by the thread that polls.
 class WaitWatch {
  public:
   WaitWatch(const Host& host, Duration warn_after);
 
   /// Whether it is time to look; `ended` counts operations that have come to their end.
   bool due(TimePoint when, uint64_t ended);
-  /// Shows what this rank waits in. The error is that of a circle that it is in.
+  /// Shows what this rank waits in. Returns an error if it is in a circle.
   std::optional<Error> look(TimePoint when, const WaitList& list);
 
-  /// Others may still read that this rank waits in something.
+  /// Whether others may still read that this rank waits in something.
   bool shows() const { return shows_; }
 
   /// ", which waits in barrier #3 for rank 0, at train.py, line 12, in main", after `link`; empty:
@@ -86,14 +86,14 @@ class WaitWatch {
   uint64_t shown_hash_ = 0;
   bool shows_ = false;
   TimePoint still_since_{};
-  // A circle that was seen once: when, and since when its ranks stand still.
+  // A circle that was seen once: the time, and the times since which its ranks stand still.
   TimePoint seen_{};
   std::vector<Stand> seen_circle_;
 };
 
 /// By a rank's watch: waits until it is asked to look (true) or its world is over (false).
 bool await_question(WaitBoard& board, uint32_t& heard);
-/// Any rank: the watch of this board's rank is to look.
+/// By any rank: asks the watch of this board's rank to look.
 void ask_watch(WaitBoard& board);
 /// Ends that wait, and all later ones.
 void end_questions(WaitBoard& board);

@@ -14,7 +14,7 @@ std::vector<uint64_t> words_in(const Record& record) {
   return record.read().value_or(std::vector<uint64_t>());
 }
 
-/// `Head`: what the words begin with. Nothing: the rank has never shown them.
+/// `Head`: the first of the words. Nothing: the rank has never shown them.
 template <typename Head, typename Record>
 void take_record(std::vector<uint64_t> words, Duration earliest, Duration latest, Record& record) {
   if (words.size() * sizeof(uint64_t) < sizeof(Head)) return;

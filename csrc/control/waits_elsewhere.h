@@ -1,5 +1,5 @@
-// What a rank waits in, as one on another host is told it: words of its board
-// (transport/wait_board.h) whose times are those of the clock there.
+// A rank's waits as they are sent to another host: words of its board (transport/wait_board.h),
+// with times of the sender's clock.
 #pragma once
 
 #include "base/clock.h"
@@ -8,12 +8,12 @@
 
 namespace farandole {
 
-/// What this rank shows now.
+/// Writes this rank's board as it is now.
 void put_waits(WireWriter& to, const WaitBoard& mine);
 
-/// Into the board that stands for that rank here. The other's clock was read at some moment between
-/// `asked` and now: what it calls standing still may be shorter by that, and its looks earlier, so
-/// that nothing is taken for older or newer than it is.
+/// Writes to the copy of that rank's board here. The other's clock was read at some moment between
+/// `asked` and now: it may have stood still for less time by that, and looked earlier, so that
+/// nothing is taken for older or newer than it is.
 void take_waits(WireReader& from, TimePoint asked, WaitBoard& theirs);
 
 }  // namespace farandole

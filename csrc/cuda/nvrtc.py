@@ -56,7 +56,7 @@ def strings(values: list[bytes]) -> Any:
 
 
 class Library:
-    """One of NVIDIA's, whose calls give 0 where they worked."""
+    """A library of NVIDIA's, whose calls return 0 on success."""
 
     def __init__(self, path: Path, prefix: str) -> None:
         self._calls, self._prefix = ctypes.CDLL(str(path)), prefix
@@ -132,7 +132,7 @@ class Compiler:
         return made.read_bytes()
 
     def fatbin(self, ptx: bytes, codes: list[str], name: bytes, flags: list[str]) -> bytes:
-        """What is for a virtual architecture, compute_70, is the PTX itself."""
+        """Makes a fatbin. A virtual architecture, like compute_70, gets the PTX itself."""
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
             file = Path(folder) / "kernels.ptx"
             file.write_bytes(ptx.rstrip(b"\0"))

@@ -1,4 +1,4 @@
-// What each collective asks of the kernels, as values: parameters in, structs of
+// The kernels' parameters for each collective, as values: arguments in, structs of
 // kernels/parameters.h out. Nothing here needs a device.
 #pragma once
 
@@ -79,8 +79,8 @@ struct LaneTable {
 };
 LaneTable lanes_of(const Schedule& schedule, int lanes);
 
-/// By which ranks know a schedule: each plans its own. What is left beside whole grains has one by
-/// itself, in the last lane.
+/// The key of a schedule, of which each rank plans its own. Elements left beside whole grains have
+/// a schedule by themselves, in the last lane.
 struct LanesAsked {
   std::string planner;
   Collective kind{};
@@ -92,12 +92,12 @@ struct LanesAsked {
   bool operator==(const LanesAsked&) const = default;
 };
 LaneTable lanes_of(const LanesAsked& asked, uint32_t rank, uint32_t size);
-/// Bytes that the longest of those takes, of a rank of so many; a power of two.
+/// Bytes of the longest table, of a rank of so many; a power of two.
 size_t longest_lane_table(uint32_t size);
 
 // Grid sizes.
 
-/// What a grid may count on: of the least of the ranks' devices, since all ranks' grids are equal.
+/// The resources of the least of the ranks' devices, since all ranks' grids are equal.
 struct Room {
   uint32_t processors = 1;       // multiprocessors, of this partition under MIG or MPS
   uint32_t ranks_on_device = 1;  // that share them
@@ -110,9 +110,9 @@ enum class Work : uint8_t {
   slots,     // one_shot: the same, and one slot per block and round
 };
 
-/// Of Work::lasting, at most.
+/// The most blocks of Work::lasting.
 uint32_t most_lasting_blocks(uint32_t processors);
-/// Of Work::alone, for so many chunks: gather, scatter, update.
+/// Blocks of Work::alone for so many chunks: gather, scatter, update.
 uint32_t blocks_for_chunks(uint64_t chunks, uint32_t processors);
 /// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
 /// reads of each.
@@ -126,7 +126,7 @@ struct LaneRoom {
   uint64_t scratch_bytes = 0;
   uint64_t mailbox_bytes = 0;
 
-  /// Of each slot, where so many lanes share the mailbox.
+  /// The bytes of each slot, where so many lanes share the mailbox.
   uint32_t slot_bytes(uint32_t of_lanes, uint32_t size) const;
 };
 LaneRoom lane_room(uint64_t bytes, uint64_t shared, uint32_t size, const Room& room);

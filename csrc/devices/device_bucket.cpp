@@ -13,7 +13,7 @@ namespace farandole {
 // ---- on the way to the host ----
 
 BucketArrival::~BucketArrival() {
-  if (is_open_) return;  // else of a group that has failed
+  if (is_open_) return;  // otherwise its group has failed
   for (auto& owner : owners_) staging_->keep(std::move(owner), queue_, until_);
 }
 
@@ -38,7 +38,7 @@ std::string BucketArrival::awaited() const {
   return "its gradients on device " + std::to_string(queue_->device());
 }
 
-/// What the copy of a gradient on the host does.
+/// Zeros a missing gradient, and prescales one that was copied.
 void BucketArrival::fill(const Slot& slot) const {
   if (!slot.brought)
     std::memset(slot.place, 0, slot.count * size_of(dtype_));

@@ -1,5 +1,5 @@
-// One bucket of gradients that lie on a device, in one step: brought to the host's memory, which
-// waits for them there, or reduced where they lie.
+// One bucket of gradients on a device, in one training step: copied to the host and reduced there,
+// or reduced on the device.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace farandole {
 
-/// What the bucket on the host waits for: its gradients have come, were prescaled, and zeros stand
-/// for those that there are not.
+/// The gate of a bucket on the host. It opens once the gradients have arrived and are prescaled,
+/// with zeros for missing ones.
 class BucketArrival : public Gate {
  public:
   BucketArrival(std::shared_ptr<Staging> staging, std::shared_ptr<DeviceQueue> queue, int rank,
@@ -56,17 +56,17 @@ class BucketArrival : public Gate {
 /// A bucket that goes by steps where those of all ranks do.
 class BucketOnDevice : public OnDevices {
  public:
-  /// Begins to bring it to the host, and makes that what the operation waits for. By the thread
-  /// that polls. `mixed`: other ranks' lie elsewhere; else it went by no steps on any rank.
+  /// Starts the copies to the host, and makes them the operation's gate. By the thread that polls.
+  /// `mixed`: some rank has the bucket elsewhere; else steps can run it on no rank.
   using ToHost = std::function<void(Operation& operation, BucketOnDevice& bucket, bool mixed)>;
 
-  /// `prescale`: of what shares a bucket, which the operation says nothing of.
+  /// `prescale`: the factor on gradients of a shared bucket, which the operation does not have.
   BucketOnDevice(std::shared_ptr<Steps> steps, double prescale, ToHost to_host);
 
-  /// Gradients in the order of the bucket, and all of them. `stream`: in which they are made.
+  /// Adds a gradient: all of them, in the order of the bucket. `stream`: in which it is made.
   void add(const Bucket& bucket, const Placement& at, uint64_t address, uint64_t stream,
            std::shared_ptr<const void> owner);
-  /// They are made in streams that this queue follows.
+  /// Once all are added. `queue` follows the streams in which they are made.
   void seal(const DeviceQueue& queue);
 
   Backend& backend() override;
@@ -76,10 +76,10 @@ class BucketOnDevice : public OnDevices {
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }
   /// Then: Steps::hand_over.
   void hand_over(uint64_t stream) { steps_->hand_over(arrays_, stream); }
-  /// What is put into `stream` from now on comes after the operation: lets go of gradients whose
-  /// memory is used there next.
+  /// Releases the gradients if all were made in `stream`, whose later work comes after the
+  /// operation.
   void let_go(uint64_t stream);
-  /// Gradients' owners, in order, once: they go by the host after all.
+  /// The gradients' owners, in order, once: for gradients that go by the host after all.
   std::vector<std::shared_ptr<const void>> take_owners();
 
  private:
@@ -87,7 +87,7 @@ class BucketOnDevice : public OnDevices {
 
   std::shared_ptr<Steps> steps_;
   ToHost to_host_;
-  std::weak_ptr<Owners> owners_;  // arrays_ keeps them, and who watches the operation
+  std::weak_ptr<Owners> owners_;  // kept by arrays_, and by the watch of the operation
   std::set<uint64_t> streams_;    // in which gradients are made
   StepArrays arrays_;
 };

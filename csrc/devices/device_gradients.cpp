@@ -26,7 +26,7 @@ size_t whole_pages(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/// Null where nobody wants any, or gradients of another device of this rank have them.
+/// Null where a setting rules steps out, or gradients of another device of this rank have them.
 std::shared_ptr<Steps> steps_of(const Reducer& reducer, int device) {
   Group& group = reducer.group();
   if (group.engine()->options().device_path == "staged" || !group.defaults().algorithm.empty())
@@ -100,7 +100,7 @@ Carried DeviceGradients::launch(size_t b) {
       }))
     return {};
   return or_fail_group(reducer_.group(), [&]() -> Carried {
-    reducer_.memory(b);  // whoever goes by the host after all finds it made
+    reducer_.memory(b);  // made early: the bucket may go by the host after all
     const std::lock_guard lock(mutex_);
     BucketState& state = buckets_[b];
     const bool tries = may_stay(state), stays = tries && is_whole(bucket);
@@ -148,7 +148,7 @@ std::shared_ptr<BucketOnDevice> DeviceGradients::leave_on_device(size_t b) {
   return by_steps;
 }
 
-/// What the bucket waits for there.
+/// Starts the copies of a bucket to the host. Returns the gate that waits for them.
 std::shared_ptr<Gate> DeviceGradients::bring_to_host(size_t b) {
   const Bucket& bucket = reducer_.buckets()[b];
   auto gate =

@@ -2,10 +2,11 @@
 // of the host: brought there as backward makes them, and brought back when the step's buckets are
 // reduced.
 //
-//   bring()       behind what its owner's stream does now; a bucket's gate has one mark behind all
-//   take_back()   to where they came from; what its owner's stream does next comes after it
+//   bring()       copies after the work now in the owner's stream; a bucket's gate waits for one
+//                 mark after all copies
+//   take_back()   copies back; later work in the owner's stream comes after the copies
 //
-// The host waits for neither way.
+// The host waits for neither.
 #pragma once
 
 #include <memory>
@@ -36,8 +37,8 @@ class DeviceGradients : public Carrier, public std::enable_shared_from_this<Devi
   /// `stream`: in which they are being made.
   void bring(int parameter, uint64_t address, uint64_t stream, std::shared_ptr<const void> owner,
              int sparse_dims);
-  /// After Reducer::wait(): the reduced gradients of these, which were brought in this step, are
-  /// where they came from. What is put into `stream` from now on finds them there.
+  /// After Reducer::wait(): returns the reduced gradients of these parameters, brought in this
+  /// step, to their arrays. Later work in `stream` finds them there.
   void take_back(std::span<const int> parameters, uint64_t stream);
 
   bool carries(size_t parameter) const override { return carried_[parameter]; }
@@ -56,7 +57,7 @@ class DeviceGradients : public Carrier, public std::enable_shared_from_this<Devi
   struct BucketState {
     DevicePages pages;            // on the host; null: none of it was brought there yet
     bool on_device = false;       // all of its gradients are
-    bool never_by_steps = false;  // what they said when they were tried
+    bool never_by_steps = false;  // steps declined it when they were tried
     uint64_t launches = 0;
     uint64_t next_try = 0;                     // the launch that may go by steps again
     std::shared_ptr<BucketOnDevice> by_steps;  // of the present step, unless it goes by the host

@@ -12,8 +12,8 @@
 namespace farandole {
 namespace {
 
-// By reasoning, from what devices and links of 2020 to 2025 are said to do; none of them was
-// measured. Seconds, and bytes per second.
+// Estimates from the published figures of devices and links of 2020 to 2025, not measured. Seconds,
+// and bytes per second.
 constexpr double kCall = 2e-6;     // of the driver
 constexpr double kMeeting = 3e-6;  // of ranks, by flags
 constexpr double kSlice = 2.4e-3;  // of a device's time, before another process has it (an H200)
@@ -45,14 +45,14 @@ Ends ends_of(const DeviceQuestion& q) {
   }
 }
 
-/// StagedPieces.
+/// The number of pieces (StagedPieces).
 size_t staged_pieces_of(const DeviceQuestion& q) {
   const bool whole = q.staged_piece == 0 || q.apart || !q.asked.planner.empty() ||
                      !can_be_cut(q.spec.kind) || q.bytes == 0;
   return whole ? 1 : (q.bytes + q.staged_piece - 1) / q.staged_piece;
 }
 
-/// What takes longest is done for one piece while the rest is for others.
+/// Pieces overlap: the slowest of copy in, fold and copy out hides the rest, but for one piece.
 double staged_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
   const Ends ends = ends_of(q);
@@ -63,7 +63,7 @@ double staged_seconds(const DeviceQuestion& q) {
          (in + folds + out - longest) / static_cast<double>(staged_pieces_of(q));
 }
 
-/// What a rank sends at least where all get the whole, each a part from each, and takes likewise.
+/// The least that each rank sends, and receives, in an all-reduce: twice all parts but its own.
 double sent_bytes(const DeviceQuestion& q) {
   return 2 * static_cast<double>(q.bytes) * (q.ranks - 1) / q.ranks;
 }
@@ -84,8 +84,8 @@ double spin_seconds(const DeviceQuestion& q) {
 /// the result once for all.
 double crossings_by_switch(const DeviceQuestion& q) { return 1 + 1.0 / q.ranks; }
 
-/// Its kernel is launched once, and its ranks hand on to each other. Where a switch folds, NCCL
-/// lets it, too, among more than two ranks (as its sources say).
+/// One kernel launch, in which ranks pass data along. With more than two ranks NCCL, too, lets a
+/// switch fold where it can (according to its sources).
 double nccl_seconds(const DeviceQuestion& q) {
   const bool by_switch = q.spec.kind == Collective::all_reduce && q.ranks > 2 &&
                          q.no_nvls.empty() && q.no_buckets.empty();
@@ -94,7 +94,7 @@ double nccl_seconds(const DeviceQuestion& q) {
   return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + sent / kPeers;
 }
 
-/// The steps' copies and meetings.
+/// As step_seconds(), but the switch folds.
 double nvls_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
   return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
@@ -109,7 +109,7 @@ ChannelCosts lane_costs(int lanes) {
           .folded_byte = 1 / kDevice};
 }
 
-/// A schedule, and the room for it: of a device with many multiprocessors where there is none.
+/// A schedule, and its room. Without any, the room of a device with many multiprocessors counts.
 struct Lanes {
   explicit Lanes(const DeviceQuestion& q)
       : room(q.lanes.lanes > 0 ? q.lanes : CudaLaneRoom{.lanes = 32, .piece_bytes = 1 << 23}),
@@ -153,7 +153,7 @@ constexpr std::array kPaths{
     DevicePath{DeviceWay::nvls, "nvls", "as step, folded by the switch in an order of its own",
                nvls_seconds}};
 
-/// Whether what is asked for is a path that can run this.
+/// The path that was asked for, or the nearest one that can run this. Nothing if none was.
 std::optional<DeviceWay> forced(const DeviceQuestion& q) {
   const auto named = device_way_named(q.asked.way);
   if (!named) return std::nullopt;
@@ -161,7 +161,7 @@ std::optional<DeviceWay> forced(const DeviceQuestion& q) {
     return why_not(kPaths.at(static_cast<size_t>(way)), q).empty();
   };
   if (runs(*named)) return named;
-  // Steps are what comes next to whatever else stays on the devices.
+  // Steps are the nearest to any other path that stays on the devices.
   return runs(DeviceWay::step) ? DeviceWay::step : DeviceWay::staged;
 }
 

@@ -1,4 +1,4 @@
-// Which way a collective on arrays of devices goes: by cost, as the host's paths are chosen.
+// Selects the path of a collective on arrays of devices, by predicted cost as for the host's paths.
 #pragma once
 
 #include <optional>
@@ -16,8 +16,8 @@ namespace farandole {
 
 enum class DeviceWay : uint8_t { staged, step, spin, lanes, nccl, nvls };
 
-/// What somebody has asked for: a way, by a call's `algorithm` or FARANDOLE_DEVICE_PATH, and a
-/// planner, by the algorithm: then devices run its schedule, or the host does.
+/// The choice of the caller: a path, by a call's `algorithm` or FARANDOLE_DEVICE_PATH, and a
+/// planner, by the algorithm. Devices run the planner's schedule, or the host does.
 struct DeviceAsked {
   std::string_view way = "auto", planner = "";
 };
@@ -42,7 +42,7 @@ struct DeviceQuestion {
   DeviceAsked asked{};      // whose words live as long
 };
 
-/// As far as what is asked for says.
+/// The question as far as these arguments determine it.
 DeviceQuestion question_of(const CollectiveSpec& spec, DType dtype, Determinism level,
                            const Shape& shape, const DeviceAsked& asked);
 
@@ -53,24 +53,24 @@ struct DevicePath {
   double (*seconds)(const DeviceQuestion& question);  // predicted
 };
 
-/// The one table of them.
+/// All paths, indexed by DeviceWay.
 std::span<const DevicePath> device_paths();
 std::optional<DeviceWay> device_way_named(std::string_view name);
 std::string_view name_of(DeviceWay way);
 
 /// Why a path is not considered; empty: it is.
 std::string why_not(const DevicePath& path, const DeviceQuestion& question);
-/// That of least predicted time, or the one that is asked for, where it can run.
+/// The path with the least predicted time, or the one that is asked for, where it can run.
 DeviceWay choose_device_way(const DeviceQuestion& question);
 
-/// Why the order of folds that this way has of its own is not allowed; empty: it is, or it has
-/// none, or nothing is folded.
+/// Why the level forbids this path's own order of folds. Empty if it allows it, if the path has
+/// none, or if nothing is folded.
 std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level);
 
-/// Whose schedule lanes run: that which is asked for, or the quickest. Null: that one is none, or
-/// not of the level.
+/// The planner whose schedule lanes run: the one that is asked for, or the fastest. Null if the
+/// former does not exist, or the level forbids it.
 const Planner* lanes_planner(const DeviceQuestion& question);
-/// In how many lanes and segments.
+/// The shape with its numbers of lanes and segments.
 Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRoom& room);
 
 /// Each path with its words for this question.

@@ -18,7 +18,7 @@ struct DeviceRoom {
   uint64_t address = 0;
 };
 
-/// Whether to ask a device whether it is lost, for whoever hears nothing of it: now and then.
+/// Limits how often a device is asked whether it is lost, while its results do not come.
 class LossWatch {
  public:
   bool due();
@@ -35,11 +35,11 @@ class DeviceQueue {
 
   int device() const { return device_; }
   CudaQueue* handle() const { return queue_.get(); }
-  /// Of arrivals, as DLPack has it: for an array's owner, who lets it wait for the array.
+  /// The stream of copies to the host, for DLPack: an array's owner lets it wait for the array.
   uint64_t stream() const { return library_.stream_to_host(queue_.get()); }
 
-  /// Whole pages, which stay mapped for as long; released before the queue ends. Other queues may
-  /// have the same ones.
+  /// Registers whole pages, which stay mapped until they are released. That comes before the end
+  /// of the queue. Other queues may have the same pages.
   DevicePages register_pages(std::byte* pages, size_t bytes);
 
   /// Memory of the device, zeros at first; released when nothing uses it any more.
@@ -48,24 +48,24 @@ class DeviceQueue {
   /// `offset`: bytes from the begin of the pages.
   void copy_to_host(const DevicePages& to, uint64_t from, size_t bytes, size_t offset = 0);
   void copy_to_device(uint64_t to, const DevicePages& from, size_t bytes, size_t offset = 0);
-  /// A number for all that was asked for until now.
+  /// A number that is reached once all that is in this way's stream now is done.
   uint32_t mark(CudaWay way);
-  /// Whether all of that is done. Costs nothing.
+  /// Asks the driver nothing.
   bool reached(CudaWay way, uint32_t number) const {
     return library_.reached(queue_.get(), way, number) != 0;
   }
   /// Throws where the device is lost to this process, and nothing will be reached any more.
   void look_for_loss() { ask_cuda(library_.look_for_loss, queue_.get()); }
 
-  /// Whether what is put into a stream of the array's owner becomes part of a graph.
+  /// Whether work put into `stream` becomes part of a graph.
   bool is_captured(uint64_t stream) const {
     int32_t captured = 0;
     ask_cuda(library_.is_captured, queue_.get(), stream, &captured);
     return captured != 0;
   }
-  /// Arrivals wait for what now is in a stream of the array's owner.
+  /// Copies to the host wait for the work that is in `stream` now.
   void follow(uint64_t stream) { ask_cuda(library_.follow, queue_.get(), stream); }
-  /// What its owner puts into a stream from now on waits for the copies to the device.
+  /// Later work in `stream` waits for the copies to the device up to now.
   void precede(uint64_t stream) { ask_cuda(library_.precede, queue_.get(), stream); }
   /// The host waits for all copies of this way.
   void synchronize(CudaWay way) { ask_cuda(library_.synchronize, queue_.get(), way); }
@@ -73,7 +73,7 @@ class DeviceQueue {
  private:
   const CudaTable& library_;
   int device_;
-  Fd doorbell_;  // our own name for it: it may ring after the engine has closed its
+  Fd doorbell_;  // a duplicate: it may ring after the engine has closed its own
   std::unique_ptr<CudaQueue, void (*)(CudaQueue*)> queue_;
 };
 

@@ -18,7 +18,7 @@ namespace {
 constexpr auto kBetweenArrivalLooks = std::chrono::microseconds(50);
 constexpr auto kBetweenInterruptions = std::chrono::milliseconds(50);
 
-/// Null where nobody wants any: steps of the host's order of folds.
+/// Null where a setting rules steps out, or none would fold in the host's order.
 std::shared_ptr<Steps> steps_of(const ShardedUpdate& update, int device) {
   Group& group = update.group();
   if (update.over_hosts() || group.engine()->options().device_path == "staged" ||
@@ -110,7 +110,7 @@ void DeviceShards::copy_gradient(Home& home) {
   home.copied = arriving_ = true;
 }
 
-/// Of a gradient that came twice before it was needed.
+/// Keeps the array until it is copied: its gradient came a second time before it was needed.
 void DeviceShards::let_go(std::shared_ptr<const void> owner) {
   CopiesUntil until;
   until.has_to_host = true;
@@ -127,7 +127,7 @@ void DeviceShards::bring_value(size_t parameter, uint64_t address, uint64_t stre
   });
 }
 
-/// As far as it is this rank's part.
+/// Copies as much of the value as is in this rank's part.
 void DeviceShards::copy_value(const Home& home) {
   const Slice part = mine(home.bucket);
   const size_t begin = home.offset / home.element;
@@ -179,14 +179,14 @@ void DeviceShards::arrive() {
 
 // ---- a norm on the device ----
 
-/// Of a parameter, as far as it is this rank's part.
+/// The number of a parameter's terms in this rank's part.
 size_t DeviceShards::terms_of(size_t b, const Placement& at) const {
   const Slice part = mine(b), here = clip(part, {part.space, at.offset, at.count});
   const size_t tile = kEpilogueBytes / size_of(update_.buckets()[b].dtype);
   return tiles_of((here.offset - part.offset) % tile, here.count, tile);
 }
 
-/// Where the device's pieces have whole tiles, and terms have room where values lie on the host.
+/// Requires that pieces have whole tiles, and that terms fit the values' memory on the host.
 bool DeviceShards::takes_norm(size_t b) const {
   const BucketState& state = buckets_[b];
   const size_t piece = update_.group().engine()->options().device_bucket_bytes;
@@ -271,7 +271,7 @@ std::shared_ptr<DeviceUpdate> DeviceShards::make_update(size_t b) {
   return std::make_shared<DeviceUpdate>(steps_, std::move(to_host));
 }
 
-/// Its address, zeros where this rank has none.
+/// The gradient's address, or that of zeros where this rank has none.
 uint64_t DeviceShards::gradient_of(size_t parameter, DeviceUpdate& made) {
   const Home& home = homes_[parameter];
   const bool here = update_.is_present(parameter);  // what was brought may be of a step given up
@@ -281,7 +281,7 @@ uint64_t DeviceShards::gradient_of(size_t parameter, DeviceUpdate& made) {
   return gradient;
 }
 
-/// With what the host has of it.
+/// Allocates the state on the device, and fills it with the host's.
 void DeviceShards::make_state(size_t b, Shard& shard) {
   BucketState& state = buckets_[b];
   if (!state.state.empty() || shard.slots() == 0) return;
@@ -290,7 +290,7 @@ void DeviceShards::make_state(size_t b, Shard& shard) {
   copy_state(b, shard, kToDevice);
 }
 
-/// By the memory of the bucket's values, which nothing else uses where it is updated there.
+/// By way of the values' memory on the host, unused while the bucket is updated on the device.
 void DeviceShards::copy_state(size_t b, Shard& shard, CudaWay way) {
   const DevicePages& through = pages(buckets_[b].values, &ShardedUpdate::values, b);
   std::byte* const memory = update_.values(b).get();
@@ -315,7 +315,7 @@ uint64_t DeviceShards::zeros(size_t bytes) {
   return zeros_.address;
 }
 
-/// By the thread that polls, at a bucket's first update: from now on it always goes so.
+/// By the thread that polls, at a bucket's first update. The bucket stays with the host then.
 void DeviceShards::go_by_host(size_t b, Operation& operation) {
   const int rank = update_.group().engine()->host().rank;
   try {

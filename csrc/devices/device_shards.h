@@ -2,15 +2,15 @@
 // all on one device each is updated there, with its part of the optimizer's state; any other in the
 // buckets of the host:
 //
-//   bring()         a gradient, behind what its owner's stream does now, as backward makes it
+//   bring()         a gradient, as backward makes it: after the work now in its owner's stream
 //   bring_value()   before an update: where a parameter is
-//   arrive()        waits until all that goes by the host is there, and until what went back last
-//                   has left
-//   take_back()     after it: parameters are updated; what their owner's stream does next comes
+//   arrive()        waits until all that goes by the host has arrived, and until the last results
+//                   have left
+//   take_back()     after an update: returns parameters; later work in their owner's stream comes
 //                   after that
 //
-// How a bucket goes is found at its first update or norm, and stays so. Of a norm the device makes
-// terms, which are a small part of the gradients, and the host adds them up in the order in which
+// The first update or norm of a bucket decides its path for good. For a norm the device computes
+// terms, which are much smaller than the gradients, and the host adds them up in the order in which
 // it would have made them.
 #pragma once
 
@@ -43,12 +43,12 @@ class DeviceShards : public ShardCarrier {
   void bring(size_t parameter, uint64_t address, uint64_t stream,
              std::shared_ptr<const void> owner);
   void bring_value(size_t parameter, uint64_t address, uint64_t stream);
-  /// Before a norm: gradients whose part of it is the host's come there.
+  /// Before a norm: copies the gradients whose terms the host computes.
   void bring_all();
   /// Throws the group's verdict, and Error(stalled) after the group's timeout.
   void arrive();
-  /// `values`: parameters that were updated, and where they are. What is put into `stream` from now
-  /// on finds them there.
+  /// `values`: parameters that were updated, and their addresses. Later work in `stream` finds the
+  /// new values there.
   void take_back(std::span<const std::pair<size_t, uint64_t>> values, uint64_t stream);
 
   std::shared_ptr<OnDevices> launch(size_t bucket, Shard& shard) override;

@@ -14,8 +14,7 @@ namespace farandole {
 
 class DeviceUpdate : public OnDevices {
  public:
-  /// Begins to bring it to the host, and makes that what the operation waits for. By the thread
-  /// that polls.
+  /// Starts the copies to the host, and makes them the operation's gate. By the thread that polls.
   using ToHost = std::function<void(Operation& operation)>;
 
   DeviceUpdate(std::shared_ptr<Steps> steps, ToHost to_host);
@@ -24,14 +23,14 @@ class DeviceUpdate : public OnDevices {
   /// bucket's. Gradient and value lie contiguous.
   void add(const Bucket& bucket, const Placement& at, const ParameterUpdate& update,
            uint64_t gradient, uint64_t value, const uint64_t (&state)[kMostSlots]);
-  /// Of a norm alone, a parameter of which only the gradient counts.
+  /// Adds a parameter of a norm, which needs its gradient alone.
   void add(const Bucket& bucket, const Placement& at, uint64_t gradient);
-  /// Then: `terms`, of doubles, gets what becomes of the tiles.
+  /// Makes it a norm: `terms`, an array of doubles, gets one term for each tile.
   void take_norm(uint64_t terms, bool largest) { arrays_.norm = {terms, largest}; }
-  /// What it uses until it is complete on the device.
+  /// Keeps an object that it uses until it is complete on the device.
   void keep(std::shared_ptr<const void> used) { used_->push_back(std::move(used)); }
   bool empty() const { return arrays_.updates.empty(); }
-  /// Its arrays are made in streams that this queue follows.
+  /// Once all are added. `queue` follows the streams in which they are made.
   void seal(const DeviceQueue& queue);
 
   Backend& backend() override;

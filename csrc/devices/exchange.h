@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-/// When an operation's arrays are ready, and when it is complete. Goes back to its exchange.
+/// The events of an operation: its arrays are ready, and it is complete. Returned to its exchange.
 using StepMoments = std::shared_ptr<CudaMoments>;
 
 /// By one thread at a time, but for what says otherwise. Functions throw Error(device) and the
@@ -22,16 +22,16 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   explicit DeviceExchange(const CudaExchangeShape& shape);
 
   int device() const { return device_; }
-  /// What the others need of this rank's bucket: a CudaShare and a descriptor.
+  /// Opens this rank's bucket. Returns what others need to map it: a CudaShare and a descriptor.
   PeerOffer open_bucket();
   /// The buckets of all others, as they were offered. `own`: this rank's place.
   void map_all(int own, std::span<const PeerOffered> all);
-  /// Nothing of other ranks' is used any more; nothing begins afterwards.
+  /// Stops using other ranks' memory. Nothing may begin afterwards.
   void let_go_of_peers() { library_.let_go_of_peers(exchange_.get()); }
 
-  /// Ready when what the queue waits for now has come. Any thread.
+  /// Ready once the work now in the queue's stream to the host is done. Any thread.
   StepMoments moments(const DeviceQueue& queue, bool timed);
-  /// Of timed ones, once the operation is complete.
+  /// Requires timed moments, of an operation that is complete.
   CudaTimes times_of(const CudaMoments& moments) const {
     CudaTimes times{};
     ask_cuda(library_.times_of, &moments, &times);
@@ -69,7 +69,7 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   void end_captured() { ask_cuda(library_.end_captured, exchange_.get()); }
   /// Costs nothing. Any thread.
   bool graphs_are_wrong() const { return library_.graphs_are_wrong(exchange_.get()) != 0; }
-  /// What is launched from now on waits for nobody; its results mean nothing.
+  /// Graphs that are launched from now on wait for no rank; their results mean nothing.
   void give_up_graphs() noexcept { library_.give_up_graphs(exchange_.get()); }
   /// Costs nothing. Any thread.
   CudaGraphState graph_state() const {
@@ -80,7 +80,7 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
 
   /// Whether some ranks' processes take turns on a device. Costs nothing.
   bool take_turns() const { return library_.take_turns(exchange_.get()) != 0; }
-  /// Whether another piece does not hold up whoever launches it. Costs nothing.
+  /// Whether another piece can be launched without blocking the caller. Costs nothing.
   bool has_room() const { return library_.has_room(exchange_.get()) != 0; }
   /// Costs nothing. Any thread.
   bool is_complete(uint32_t number) const {
@@ -90,21 +90,21 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   void ring_after(const CudaMoments& moments) {
     ask_cuda(library_.ring_after, exchange_.get(), &moments);
   }
-  /// What follows in `stream` waits for the operation. Any thread.
+  /// Later work in `stream` waits for the operation. Any thread.
   void complete_before(const CudaMoments& moments, uint64_t stream) {
     ask_cuda(library_.complete_before, exchange_.get(), &moments, stream);
   }
   /// Throws where nothing will be complete any more.
   void look_for_loss() { ask_cuda(library_.look_for_lost_exchange, exchange_.get()); }
-  /// Whose devices keep the others waiting, as members by their bits: cuda_table.h.
+  /// The members whose devices keep the others waiting, one bit each (cuda_table.h).
   CudaLate look_for_late() {
     CudaLate late{};
     ask_cuda(library_.look_for_late, exchange_.get(), &late);
     return late;
   }
-  /// Of what is not complete when its watch ends: until this ends, which waits for its streams.
+  /// Keeps arrays of an incomplete operation until this ends, which waits for its streams.
   void keep(std::shared_ptr<const void> arrays) { kept_.push_back(std::move(arrays)); }
-  /// The ranks have failed: again and again, until all is complete.
+  /// After ranks have failed: ends their waits. To be called again until all is complete.
   void drain() { ask_cuda(library_.drain, exchange_.get()); }
 
   // ---- by a switch (NVLS) ----
@@ -115,16 +115,16 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   /// Once all have joined.
   void bind_nvls() { ask_cuda(library_.bind_nvls, exchange_.get()); }
   void run_nvls(const CudaPiece& piece) { ask_cuda(library_.run_nvls, exchange_.get(), &piece); }
-  /// Where it came to nothing.
+  /// Where ranks could not set it up.
   void close_nvls() noexcept { library_.close_nvls(exchange_.get()); }
 
   // ---- by NCCL ----
 
   /// Throws where this rank has none.
   void find_nccl();
-  /// The device's: NCCL has one rank on each.
+  /// Identifies the device, since NCCL takes one rank on each.
   std::string bus_id() const;
-  /// By which ranks find each other: any rank's will do.
+  /// The id by which ranks find each other. Any rank may make it.
   CudaNcclId make_nccl_id();
   void open_nccl(const CudaNcclId& id) { ask_cuda(library_.open_nccl, exchange_.get(), &id); }
   bool nccl_ready() {

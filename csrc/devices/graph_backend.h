@@ -15,10 +15,10 @@
 
 namespace farandole {
 
-/// As an operation's `algorithm`, which nobody asks for by name: the stream is being captured.
+/// The `algorithm` of an operation whose stream is being captured. Not for callers.
 inline constexpr std::string_view kGraphWay = "graph";
 
-/// Of one group, with a bucket of its own, which lasts as long as the graphs. By the thread that
+/// Serves one group, with a bucket of its own that lasts as long as the graphs. By the thread that
 /// polls.
 class GraphBackend : public Backend {
  public:
@@ -27,7 +27,7 @@ class GraphBackend : public Backend {
                std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket, size_t piece_bytes,
                Duration timeout);
 
-  /// Before the operation starts: what of it only this rank knows.
+  /// Before the operation starts: its arrays, which only this rank knows.
   void take(StepArrays& arrays) { arrays_ = &arrays; }
   void poll_replays() { watch_.poll(); }
   void look_around(TimePoint when) { watch_.look_around(when); }

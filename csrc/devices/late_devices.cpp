@@ -9,8 +9,8 @@
 namespace farandole {
 namespace {
 
-/// How long a device may take to say the same twice: others do so meanwhile, where it is this one
-/// that answers nothing.
+/// How long a device may take to give the same answer twice. If this one does not answer, others
+/// report it meanwhile.
 constexpr auto kPatience = std::chrono::seconds(2);
 constexpr char kAdvice[] =
     "look what the streams of those devices wait for, or allow more time by timeout= or "
@@ -39,7 +39,7 @@ std::optional<Error> LateDevices::look(const LateStep& step, TimePoint when) {
   const CudaLate found = exchange_->look_for_late();
   if (found.known != 0 && std::exchange(seen_, found.ranks) == found.ranks) {
     if (found.ranks != 0) return blame(step, found.ranks);
-    // What is left is this rank's own, but that lanes go on to wait for each other.
+    // All ranks have come, so the rest is this rank's own work. Lanes still wait for each other.
     if (step.held_up != DeviceWay::lanes) return blame(step, uint64_t{1} << membership_.rank);
     return blame_nobody(step, "the devices of all ranks have begun it");
   }
@@ -47,7 +47,7 @@ std::optional<Error> LateDevices::look(const LateStep& step, TimePoint when) {
   return blame_nobody(step, seen_ ? "the devices are still at it" : "the device does not answer");
 }
 
-/// Of members, by their bits.
+/// `places`: one bit for each member.
 Error LateDevices::blame(const LateStep& step, uint64_t places) const {
   Context where;
   where.operation = step.title;

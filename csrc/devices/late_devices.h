@@ -1,4 +1,4 @@
-// Whose devices keep the others waiting, where an operation in streams is not complete in time.
+// Finds the ranks whose devices keep the others waiting when an operation in streams is late.
 #pragma once
 
 #include <optional>
@@ -10,11 +10,11 @@
 
 namespace farandole {
 
-/// What is known of an operation that is late.
+/// An operation that is not complete in time.
 struct LateStep {
   std::string title;
   Duration waited{};
-  std::optional<DeviceWay> held_up;  // the way of what holds it up; nothing: a graph
+  std::optional<DeviceWay> held_up;  // path of the operation that holds it up; nothing: a graph
 };
 
 /// By the thread that polls.
@@ -23,8 +23,8 @@ class LateDevices {
   LateDevices(const EngineView& around, const Membership& membership,
               std::shared_ptr<DeviceExchange> exchange);
 
-  /// The verdict, as soon as the device has said twice the same: what moves still is no rank's
-  /// fault. To be called again until then, every few milliseconds. Throws where the device is lost.
+  /// The verdict, once the device has given the same answer twice: while things still move, no rank
+  /// is to blame. To be called every few milliseconds until then. Throws where the device is lost.
   std::optional<Error> look(const LateStep& step, TimePoint when);
   /// Nothing is late any more.
   void forget() { asked_ = {}; }

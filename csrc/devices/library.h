@@ -18,10 +18,10 @@ void find_cuda_by(std::function<const CudaTable*()> find);
 /// one of the three is missing, Error(forked) in the child of a process that has used them.
 const CudaTable& cuda_library();
 
-/// What the library has told, as an error of ours.
+/// Converts a failure of the library to an Error.
 Error error_of(const CudaFailure& failure);
 
-/// What a function of the table returns; throws what it has told instead of returning 0.
+/// Calls a function of the table and returns its result. Throws its failure where that is 0.
 template <typename Function, typename... Arguments>
 auto ask_cuda(const Function& function, Arguments&&... arguments) {
   CudaFailure failure{};

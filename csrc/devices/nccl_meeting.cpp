@@ -11,8 +11,8 @@
 namespace farandole {
 namespace {
 
-/// Of NCCL, to make a communicator. It takes seconds where many ranks do; what takes longer is
-/// stuck, and arrays go another way.
+/// How long NCCL may take to make a communicator. Many ranks take seconds. After this it counts as
+/// stuck, and arrays take another path.
 constexpr auto kMeetingPatience = std::chrono::seconds(60);
 
 template <typename Message>
@@ -154,7 +154,7 @@ bool NcclMeeting::hear_members() {
   return moved;
 }
 
-/// What is known now, if that is anything new.
+/// Sends all members what has become known. False if there is nothing new.
 bool NcclMeeting::answer() {
   const bool all = std::ranges::none_of(members_, [&](const auto& m) { return owes_a_word(m); });
   if (phase_ == Phase::offering) {
@@ -185,7 +185,7 @@ NcclStart NcclMeeting::start() const {
   return made;
 }
 
-/// By what all have offered.
+/// Decides by the offers of all members.
 std::string NcclMeeting::why_not_start() const {
   for (size_t r = 0; r < members_.size(); ++r)
     if (const std::string why = text_in(members_[r].offer->refusal); !why.empty())
@@ -203,7 +203,7 @@ std::string NcclMeeting::why_not_start() const {
   return "";
 }
 
-/// Of how it went, as far as that is known.
+/// The first refusal by rank, among the outcomes received so far.
 std::string NcclMeeting::first_refusal() const {
   for (size_t r = 0; r < members_.size(); ++r)
     if (members_[r].outcome)

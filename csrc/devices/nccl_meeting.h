@@ -1,13 +1,14 @@
-// How a group's ranks come by a communicator of NCCL's, on one host or on several: they tell the
-// first member what they have, it makes the id by which they find each other in NCCL, and what
-// comes of that is the same on all of them, in the same words.
+// Sets up a group's NCCL communicator, on one host or on several. Every member sends its offer to
+// the first one, which makes the id by which they find each other in NCCL. The outcome is the same
+// on all of them, in the same words.
 //
 //   every member to the first    the first to every member
 //   NcclOffer                    NcclStart: the id; or the first refusal by rank, which is the end
 //   NcclOutcome                  NcclOutcome: of all; as soon as one refuses, since NCCL would keep
 //                                the others waiting for it
 //
-// Everybody says all of its words, whatever it hears: none is on its way when connections close.
+// Every member sends all its messages, whatever it receives, so none is in flight when connections
+// close.
 #pragma once
 
 #include <memory>
@@ -26,7 +27,7 @@ namespace farandole {
 class NcclMeeting {
  public:
   /// `connect` makes channels of its own for this. `exchange` is null where this rank has none.
-  /// `wanted`: somebody has asked for NCCL by name, and is told where there is none.
+  /// `wanted`: NCCL was asked for by name, so the log warns where there is none.
   NcclMeeting(const Host& host, const Membership& membership, const Connect& connect,
               std::shared_ptr<DeviceExchange> exchange, bool wanted);
 
@@ -35,14 +36,14 @@ class NcclMeeting {
   bool done() const { return members_.empty(); }
   /// Then: why the group has no communicator, the same on all members; empty: it has one.
   const std::string& refusal() const { return refusal_; }
-  /// The members whose word is missing.
+  /// The members whose message is missing.
   std::vector<int> silent() const;
 
  private:
   enum class Phase { offering, opening, waiting, over };
   struct Member {
     std::unique_ptr<MessageLink> link;  // of the first one to each other one, and back
-    std::optional<NcclOffer> offer;     // this and the next: what the first one has heard
+    std::optional<NcclOffer> offer;     // this and the next: received by the first one
     std::optional<NcclOutcome> outcome;
   };
 

@@ -1,5 +1,5 @@
-// What ranks tell each other to come by a communicator of NCCL's (devices/nccl_meeting.h), field by
-// field (base/message.h). A refusal that is empty is none.
+// The messages by which ranks set up an NCCL communicator (devices/nccl_meeting.h), field by field
+// (base/message.h). An empty refusal is none.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace farandole {
 
 inline constexpr size_t kNcclRefusalBytes = sizeof CudaFailure::verdict;
 
-/// What a member has for it, or why it has nothing.
+/// A member's device, or why the member cannot take part.
 struct NcclOffer {
   char bus_id[sizeof CudaDevice::bus_id] = {};  // its device's, on its host
   char refusal[kNcclRefusalBytes] = {};
@@ -20,7 +20,7 @@ template <>
 inline constexpr auto fields_of<NcclOffer> =
     Fields<Sent<&NcclOffer::bus_id>, Sent<&NcclOffer::refusal>>{};
 
-/// By which members find each other in NCCL, or why they do not try.
+/// The id by which members find each other in NCCL, or why they do not try.
 struct NcclStart {
   std::vector<char> id;  // a CudaNcclId
   char refusal[kNcclRefusalBytes] = {};
@@ -29,7 +29,7 @@ template <>
 inline constexpr auto fields_of<NcclStart> =
     Fields<Sent<&NcclStart::id, sizeof(CudaNcclId)>, Sent<&NcclStart::refusal>>{};
 
-/// That a member's end of the communicator is there, or everybody's; or why not.
+/// Whether a member's end of the communicator is there, or everybody's; or why not.
 struct NcclOutcome {
   char refusal[kNcclRefusalBytes] = {};
 };

@@ -9,8 +9,8 @@
 namespace farandole {
 namespace {
 
-// What NCCL has (cuda/nccl/communicator.cpp says under which number); what is added to ours later
-// goes by other ways until it stands here.
+// The dtypes and operations of NCCL (cuda/nccl/communicator.cpp has their numbers). One that is
+// added to ours takes other paths until it is listed here.
 constexpr DType kNcclDTypes[] = {DType::float16, DType::bfloat16, DType::float32, DType::float64,
                                  DType::int8,    DType::uint8,    DType::int32,   DType::uint32,
                                  DType::int64,   DType::uint64};
@@ -38,7 +38,7 @@ struct Planning {
   const Shape& shape;
   uint64_t input, output;
   size_t unit;     // bytes of an element
-  size_t counted;  // what NCCL counts of one
+  size_t counted;  // elements of NCCL's in one of ours
   NcclPlan& plan;
 
   void add(CudaNcclWhat what, int peer, size_t from, size_t to, size_t count) const {
@@ -57,7 +57,7 @@ struct Planning {
       return add(kNcclAllGather, 0, 0, 0, share(0).count);
     for (int r = 0; r < shape.size; ++r) add(kNcclBroadcast, r, 0, share(r).offset, share(r).count);
   }
-  /// The root's end or a member's: to itself, too.
+  /// The root's end or a member's. The root sends to itself, too.
   void gather() const {
     const auto share = [&](int r) { return share_of(Collective::gather, shape, r); };
     add(kNcclSend, shape.root, 0, 0, share(shape.rank).count);

@@ -1,5 +1,5 @@
-// What NCCL is asked to run for a collective, and what it cannot: pure arithmetic, the same on all
-// ranks but for what is a rank's own.
+// The NCCL calls of a collective, and the collectives that NCCL cannot run: pure arithmetic, the
+// same on all ranks but for a rank's own addresses and shares.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ std::string why_not_by_nccl(const CollectiveSpec& spec, DType dtype);
 
 struct NcclPlan {
   std::vector<CudaNcclCall> calls;
-  DType dtype = DType::uint8;  // of what only moves: bytes
+  DType dtype = DType::uint8;  // bytes, where nothing is folded
   ReduceOp op = ReduceOp::sum;
   double factor = 1;  // of every input
 };

@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-/// What `make` offers; or why not.
+/// The offer that `make` returns, or the error that it throws as a refusal.
 template <typename Make>
 PeerOffer offered_by(const Make& make) {
   PeerOffer mine;

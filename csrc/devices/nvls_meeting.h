@@ -1,5 +1,5 @@
-// How the ranks of one host come by a multicast object (NVLS). What comes of it is the same on all
-// of them, in the same words. Two meetings (devices/peers.h), since no device may bind memory
+// Sets up a multicast object (NVLS) among the ranks of one host. The outcome is the same on all of
+// them, in the same words. It takes two meetings (devices/peers.h), since no device may bind memory
 // before all take part:
 //
 //   joining   each offers its device, or why it has no part; the first one the object. All join.
@@ -18,8 +18,8 @@ namespace farandole {
 /// Never blocks. By the thread that polls.
 class NvlsMeeting {
  public:
-  /// Of a group whose devices share buckets. `key`: this and the next are of no other meeting.
-  /// `wanted`: somebody has asked for NVLS by name, and is told where there is none.
+  /// The group's devices must share buckets. `key`: no other meeting may use it or the next one.
+  /// `wanted`: NVLS was asked for by name, so the log warns where there is none.
   NvlsMeeting(const Host& host, const Membership& membership, uint64_t key,
               std::shared_ptr<DeviceExchange> exchange, bool wanted);
 
@@ -28,9 +28,9 @@ class NvlsMeeting {
   bool done() const { return !meeting_; }
   /// Then: why the group has none, the same on all members; empty: it has one.
   const std::string& refusal() const { return refusal_; }
-  /// Then, where it has one: how they part. Others may use this rank's memory until they have told.
+  /// Then, where it has one: the parting. Others may use this rank's memory until they end theirs.
   std::optional<PeerParting> take_parting() { return std::exchange(parting_, std::nullopt); }
-  /// The members whose word is missing.
+  /// The members whose message is missing.
   std::vector<int> silent() const { return meeting_ ? meeting_->silent() : std::vector<int>(); }
 
  private:

@@ -1,4 +1,4 @@
-// What a switch between devices folds: pure facts, the same on all ranks.
+// The collectives that a switch between devices folds: pure facts, the same on all ranks.
 #pragma once
 
 #include <string>

@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-/// What a rank had still to say when it met others is of no use any more.
+/// Whether the peer has closed its end. Leftover messages of the meeting are discarded.
 bool has_ended(const Fd& socket) {
   char letter[1024];
   for (;;) {
@@ -23,7 +23,7 @@ bool has_ended(const Fd& socket) {
 PeerParting::PeerParting(std::vector<Fd> to, std::vector<From> from)
     : to_(std::move(to)), from_(std::move(from)), others_(from_.size()) {}
 
-/// A child of a fork may have them open, too, for as long as it lives.
+/// Shuts the sockets down: closing is not enough while a forked child has them open.
 void PeerParting::tell() {
   for (const Fd& socket : to_) ::shutdown(socket.get(), SHUT_RDWR);
   to_.clear();

@@ -1,5 +1,5 @@
-// How ranks that have mapped memory of each other's part: each tells the others once it uses
-// nothing of theirs any more, so that an owner frees what it gave only when nobody has it open.
+// Teardown among ranks that have mapped each other's memory. Each tells the others once it uses
+// nothing of theirs any more, so that an owner frees memory only when nobody has it open.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-/// Over the sockets by which they met: what is told is that one ends. Never blocks. By one thread.
+/// Uses the sockets of the meeting: a rank tells by closing its own. Never blocks. By one thread.
 class PeerParting {
  public:
   struct From {
@@ -23,9 +23,10 @@ class PeerParting {
   void tell();
   bool told() const { return told_; }
 
-  /// Of a place. A dead rank uses nothing, though a child of its may keep its socket open.
+  /// Whether the rank at this place is dead. Then it uses nothing, though its child may keep its
+  /// socket open.
   using IsDead = std::function<bool(int)>;
-  /// Whether another one has told so: nothing is common any more.
+  /// Whether another one has told so: memory is not shared by all any more.
   bool has_begun(const IsDead& is_dead);
   /// Whether all others have.
   bool is_over(const IsDead& is_dead);

@@ -79,7 +79,7 @@ PeerMeeting::Letter PeerMeeting::letter(int round) const {
   return letter;
 }
 
-/// What is due; later where the other one does not listen yet.
+/// Sends the message that is due. False if there is none, or the other rank does not listen yet.
 bool PeerMeeting::send_to(int r) {
   Peer& peer = peers_[static_cast<size_t>(r)];
   if (peer.sent > round_) return false;
@@ -121,14 +121,14 @@ bool PeerMeeting::take_in() {
   return moved;
 }
 
-/// One letter. Of a stranger `peer` becomes whose it is, and stays null where it is nobody's.
+/// Reads one message. Sets `peer` to the sender, or leaves it null if the sender is unknown.
 bool PeerMeeting::hear(Fd& socket, Peer*& peer) {
   Letter letter{};
   std::vector<Fd> descriptors;
   errno = 0;
   if (!receive_message(socket.get(), &letter, sizeof letter, &descriptors)) {
     const bool gone = errno != EAGAIN && errno != EINTR;
-    if (gone && peer != nullptr) socket.reset();  // whose death the stream notices
+    if (gone && peer != nullptr) socket.reset();  // the stream notices the peer's death
     return gone && peer == nullptr;
   }
   const bool known = letter.key == key_ && letter.from >= 0 &&
@@ -159,8 +159,7 @@ bool PeerMeeting::somebody_refuses(int round) const {
   });
 }
 
-/// Where anybody has nothing, or could not use what it got, all of it is of no use to the others
-/// either.
+/// Does nothing if some rank has no offer, or could not use the others': then none is of any use.
 void PeerMeeting::use_all() {
   if (!refusal_.empty() || somebody_refuses(offers_) || somebody_refuses(used_)) return;
   std::vector<PeerOffered> all;
@@ -191,7 +190,7 @@ void PeerMeeting::conclude() {
 }
 
 PeerParting PeerMeeting::parting() {
-  if (listener_) take_in();  // who has connected, and was not heard yet
+  if (listener_) take_in();  // ranks that have connected, and sent nothing yet
   std::vector<Fd> to;
   std::vector<PeerParting::From> from;
   for (Fd& stranger : strangers_) from.push_back({-1, std::move(stranger)});

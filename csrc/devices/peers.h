@@ -1,6 +1,6 @@
-// How ranks of one host come by what each offers the others for their devices: letters and
-// descriptors travel over sockets, and all learn in the same words whether everybody could use
-// them.
+// Exchanges the offers that the ranks of one host make each other for their devices. Messages and
+// descriptors travel over sockets, and all ranks learn in the same words whether everybody could
+// use them.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace farandole {
 
-/// What this rank gives the others, maybe with a descriptor; or why it has nothing.
+/// This rank's offer to the others, maybe with a descriptor; or why it has none.
 struct PeerOffer {
   std::array<std::byte, 192> data{};
   Fd descriptor;
@@ -30,7 +30,7 @@ struct PeerOffer {
   }
 };
 
-/// What a member has offered; the descriptor stays the meeting's.
+/// A member's offer. The descriptor stays the meeting's.
 struct PeerOffered {
   std::array<std::byte, 192> data{};
   int descriptor = -1;
@@ -46,8 +46,7 @@ struct PeerOffered {
 /// Never blocks. By the thread that polls.
 class PeerMeeting {
  public:
-  /// What this rank makes of what all have offered, by place, its own included. Throws Error where
-  /// it cannot.
+  /// Uses the offers of all members, by place, with this rank's own. Throws Error where it cannot.
   using Use = std::function<void(std::span<const PeerOffered>)>;
 
   PeerMeeting(const Host& host, const Membership& membership, uint64_t key, PeerOffer mine,
@@ -58,9 +57,9 @@ class PeerMeeting {
   bool done() const { return round_ == used_ && said(used_) && told(used_); }
   /// Then: the first refusal by rank, the same on all members; empty: all could use what they got.
   const std::string& refusal() const { return refusal_; }
-  /// Then, or where it does not come to its end: how they part.
+  /// Then, or where the meeting does not come to its end: the parting.
   PeerParting parting();
-  /// The members whose word is missing.
+  /// The members whose message is missing.
   std::vector<int> silent() const;
 
  private:
@@ -96,7 +95,7 @@ class PeerMeeting {
   Use use_;
   Fd listener_;
   std::vector<Peer> peers_;    // by place, this rank's unused
-  std::vector<Fd> strangers_;  // connected, and nothing heard yet
+  std::vector<Fd> strangers_;  // connected, and nothing received yet
   int round_ = 0;
   std::string refusal_;
 };

@@ -11,8 +11,8 @@ namespace farandole {
 
 class PieceCall : public OnDevices {
  public:
-  /// Null where the array is none to be cut. Else its first pieces begin to come, where they lie
-  /// together: then it goes in pieces for certain.
+  /// Null where the array is not cut. The first pieces of one that is cut by elements begin to come
+  /// at once, since it goes in pieces for certain.
   static std::shared_ptr<PieceCall> offer(Group& group, const Options& options,
                                           const std::vector<PlacedOperand>& arrays,
                                           const std::shared_ptr<StagedCopies>& copies);

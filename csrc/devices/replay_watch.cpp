@@ -52,7 +52,7 @@ void ReplayWatch::wait_at_the_end() {
   }
 }
 
-/// The engine looks no more.
+/// The engine does not look any more by now.
 void ReplayWatch::report_absentee_at_the_end() {
   for (const int member : membership_.members)
     if (member != engine_.host().rank)
@@ -131,7 +131,7 @@ std::optional<Error> ReplayWatch::absentee() const {
   return std::nullopt;
 }
 
-/// What is being replayed, for the watch to wait for.
+/// Hands a replay that has begun to the watch, which waits for it.
 void ReplayWatch::see(const CudaGraphState& state, TimePoint when) {
   if (state.begun == state.ended || state.begun == seen_) return;
   seen_ = state.begun;

@@ -1,5 +1,5 @@
-// Replays of CUDA graphs that have collectives: nobody tells the host of them, so it looks at what
-// the devices write, and for what would leave their streams waiting for ever.
+// Watches replays of CUDA graphs that have collectives. The host is not notified of them, so it
+// reads what the devices write, and looks for failures that would block their streams for ever.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class ReplayWatch {
   ReplayWatch(const ReplayWatch&) = delete;
   ReplayWatch& operator=(const ReplayWatch&) = delete;
 
-  /// A collective became part of a graph. Its number, by which devices tell of it.
+  /// A collective became part of a graph. Returns the number by which devices report it.
   uint32_t add(std::string title);
 
   /// Whether any did.

@@ -37,7 +37,7 @@ Operand StagedEnds::lie(const PlacedArray& input, const PlacedArray& output, std
   Buffer from = input.buffer, to = output.buffer;
   if (brings) from.data = brought;
   if (takes_back) to.data = taken_back;
-  // What is not brought is not read: the other buffer's memory stands for it.
+  // An input that is not copied is never read, so the other buffer's memory stands in for it.
   if (input.device && !brings) from.data = to.data;
   if (output.device && !takes_back) to.data = from.data;
   return {from, to};

@@ -33,15 +33,15 @@ struct PlacedOperand {
 /// none is. Throws Error(invalid_argument) where it is not one for all.
 std::optional<uint64_t> graph_of(const std::vector<PlacedOperand>& arrays);
 
-/// What has to be copied of the arrays of one operation.
+/// The copies that one operation's arrays need.
 struct StagedEnds {
   bool brings = false;      // the input, to the host
   bool takes_back = false;  // the result, to its device
-  bool shares = false;      // on the host it comes where the input lies
+  bool shares = false;      // on the host the result overwrites the input
 
   StagedEnds(const CollectiveSpec& spec, const PlacedArray& input, const PlacedArray& output,
              int rank);
-  /// Where the arrays lie on the host, if what is copied lies there.
+  /// The operand on the host: `brought` and `taken_back` hold the copies.
   Operand lie(const PlacedArray& input, const PlacedArray& output, std::byte* brought,
               std::byte* taken_back) const;
 };
@@ -53,7 +53,7 @@ Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& i
 /// A call's copies: the gate of its operations, and what keeps its arrays.
 std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options);
 
-/// The same of all arrays of an operation, with their copies sealed.
+/// As stage(), for all arrays of an operation, with their copies sealed.
 struct StagedArrays {
   Operand whole;
   std::shared_ptr<Pack> pack;  // of more than one
@@ -62,7 +62,7 @@ StagedArrays stage_all(StagedCopies& copies, const Options& options,
                        const std::vector<PlacedOperand>& arrays, int rank, int size,
                        BufferPool& pool);
 
-/// What `act` returns. An error of a device on this rank reaches all ranks.
+/// Returns what `act` returns. An error of a device on this rank reaches all ranks.
 template <typename Act>
 auto or_fail_group(Group& group, const Act& act) {
   try {

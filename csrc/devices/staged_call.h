@@ -14,8 +14,8 @@ namespace farandole {
 
 class StagedCall {
  public:
-  /// As Group::submit. Whatever else than an argument fails on this rank fails the group: the
-  /// others may be waiting for it.
+  /// As Group::submit. A failure on this rank, but for a wrong argument, fails the group, since the
+  /// others may be waiting.
   static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                            Options options, bool caller_waits);
   /// For a call that is submitted together with others: gives what is to be submitted, whose handle
@@ -32,14 +32,14 @@ class StagedCall {
                                                                            const PlacedArray& array,
                                                                            Options options);
 
-  /// Whether it becomes part of a CUDA graph: whoever submits it waits at once, before the capture
+  /// Whether it becomes part of a CUDA graph. Then its caller waits at once, before the capture
   /// ends.
   bool is_captured() const { return operation_.is_captured(); }
   bool done() const { return handle_.done(); }
   /// Waits until the operation is complete on the host, and has its result copied back. False when
   /// `until` passed first.
   bool wait(Deadline until);
-  /// Then, as often as somebody waits: StagedCopies::hand_over.
+  /// Then, for each caller that waits: StagedCopies::hand_over.
   void hand_over(std::optional<uint64_t> stream);
 
  private:

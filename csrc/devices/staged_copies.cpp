@@ -28,7 +28,7 @@ StagedCopies::StagedCopies(std::shared_ptr<Staging> staging,
 
 StagedCopies::~StagedCopies() {
   give_back();               // of an operation that failed
-  if (handed_over_) return;  // whoever uses the arrays' memory next comes after the copies
+  if (handed_over_) return;  // the next user of the arrays' memory comes after the copies
   for (const std::vector<Copy>* copies : {&inputs_, &outputs_})
     for (const Copy& copy : *copies) staging_->keep(kept_, copy.span.queue, copy.until);
 }
@@ -56,7 +56,7 @@ std::byte* StagedCopies::expect(const DeviceSpan& output, bool where_input_lies)
   return copy.block->memory.get();
 }
 
-/// One mark a device is after all of its copies, and after what owners do to outputs now.
+/// One mark per device follows all of its copies, and the work of outputs' owners up to now.
 void StagedCopies::seal() {
   std::map<const DeviceQueue*, uint32_t> marks;
   for (std::vector<Copy>* copies : {&inputs_, &outputs_})

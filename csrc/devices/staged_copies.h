@@ -20,7 +20,7 @@ struct DeviceSpan {
   std::optional<uint64_t> graph = {};  // the stream of its owner, where that is being captured
 };
 
-/// As it reaches all ranks: with this one's number.
+/// The error as all ranks get it: with this rank's number.
 Error on_rank(const Error& error, int rank);
 
 class StagedCopies : public Gate {
@@ -33,15 +33,15 @@ class StagedCopies : public Gate {
   Staging& staging() const { return *staging_; }
   int rank() const { return rank_; }  // of the world
 
-  /// Begins the copy of an input to the host. Where it will lie.
+  /// Begins the copy of an input to the host. Returns its memory there.
   std::byte* bring(const DeviceSpan& input);
-  /// Where a result has to lie on the host, which will be copied to `output`: where the last input
-  /// does, of the same queue, or on its own.
+  /// Memory on the host for a result that will be copied to `output`: that of the last input, which
+  /// has the same queue, or its own.
   std::byte* expect(const DeviceSpan& output, bool where_input_lies);
   /// All that has to be done before the operation may begin has been asked for.
   void seal();
 
-  /// Instead of all that: they come in pieces, and so do results go back (StagedPieces).
+  /// Instead of all that: arrays and results are copied in pieces (StagedPieces).
   void leave_to_pieces(const DeviceSpan* input, const DeviceSpan* output);
   /// No other piece is copied; these blocks are given back once all have been. `have_come`: all
   /// pieces are here.
@@ -50,12 +50,11 @@ class StagedCopies : public Gate {
   bool is_open() override;
   std::string awaited() const override;
 
-  /// Once all has ended well on the host, by whoever comes first: copies results back, and gives
-  /// the blocks back. A failure is the group's, and thrown.
+  /// Once the operation has succeeded on the host: the first call copies results back, and returns
+  /// the blocks. A failure is the group's, and thrown.
   void take_back();
-  /// Then: whoever works on outputs of this device finds the results there, in what it puts into
-  /// this stream from now on. Without one the host waits for the copies, so that they are there for
-  /// all.
+  /// Then: later work in `stream` finds the results in this device's outputs. Without a stream the
+  /// host waits for the copies, so that the results are there for all.
   void hand_over(int device, std::optional<uint64_t> stream);
 
  private:

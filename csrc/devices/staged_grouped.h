@@ -13,9 +13,9 @@ namespace farandole {
 class StagedGrouped {
  public:
   /// As Grouped, submitted, and of the same operations, so that other ranks' arrays may lie
-  /// elsewhere. One whose arrays lie on one device goes by steps where those of all ranks do. Of
-  /// others small arrays are packed on the host, as soon as they have come. Whatever else than an
-  /// argument fails on this rank fails the group.
+  /// elsewhere. An operation whose arrays lie on one device goes by steps where those of all ranks
+  /// do. Small arrays of others are packed on the host, as soon as they have come. A failure on
+  /// this rank, but for a wrong argument, fails the group.
   StagedGrouped(Group& group, const std::vector<PlacedOperand>& operands, Options options,
                 const PackLimits& limits, bool caller_waits);
 
@@ -25,7 +25,7 @@ class StagedGrouped {
   /// Waits until all operations are complete on the host, and has the results copied back. False
   /// when `until` passed first. One thread at a time.
   bool wait(Deadline until);
-  /// Of each device with outputs, one of them.
+  /// The index of one output on each device that has any, by device.
   const std::map<int, size_t>& outputs() const { return outputs_; }
   /// Then: StagedCopies::hand_over.
   void hand_over(int device, std::optional<uint64_t> stream);

@@ -7,7 +7,7 @@
 namespace farandole {
 namespace {
 
-/// Bytes of one in the first dimension.
+/// Bytes of one row, along the first dimension.
 size_t row_bytes_of(const PlacedTensor& tensor) {
   size_t bytes = size_of(tensor.input.buffer.dtype);
   for (size_t i = 1; i < tensor.shape.size(); ++i) bytes *= static_cast<size_t>(tensor.shape[i]);
@@ -78,7 +78,7 @@ void StagedNamed::stage_all(Group& world, const Named& named, const NamedCall& c
   copies_->seal();
 }
 
-/// Of the last of on_devices_. Where its buffers lie.
+/// Stages the tensor of the last entry of on_devices_ as an operation. Returns its buffers.
 Operand StagedNamed::stage_alone(Group& world, const NamedCall& call, const PlacedOperand& tensor) {
   Options options(call);
   options.name = call.name;

@@ -25,8 +25,8 @@ struct PlacedTensor {
 /// Held until its request has been released.
 class StagedNamed : public NamedListener {
  public:
-  /// As Named::submit, whose listener and gate this is. `kept`: what keeps the arrays. Whatever
-  /// else than an argument fails on this rank fails the world: the others may be waiting for it.
+  /// As Named::submit, whose listener and gate this is. `kept`: what keeps the arrays. A failure on
+  /// this rank, but for a wrong argument, fails the world, since the others may be waiting.
   static std::shared_ptr<StagedNamed> submit(Group& world, Named& named, NamedCall call,
                                              const std::vector<PlacedTensor>& tensors,
                                              std::shared_ptr<const void> kept);
@@ -36,19 +36,18 @@ class StagedNamed : public NamedListener {
   NamedRequest* request() const { return request_; }
   /// Once the request has ended well: results are copied back, unless they are there.
   void take_back();
-  /// Of each device with outputs, one of them.
+  /// The index of one output on each device that has any, by device.
   const std::map<int, size_t>& outputs() const { return outputs_; }
   /// Then: StagedCopies::hand_over.
   void hand_over(int device, std::optional<uint64_t> stream);
 
-  /// A result that was made for a tensor: where it lies if it belongs on the host, as its tensor
-  /// does.
+  /// Whether the result that was made for a tensor belongs on the host, as the tensor does.
   bool is_for_host(size_t tensor) const { return !made_[tensor].queue; }
   const std::shared_ptr<std::byte>& memory(size_t tensor) const { return made_[tensor].memory; }
   const std::vector<int64_t>& shape(size_t tensor) const { return made_[tensor].shape; }
-  /// The other kind, once: brings it into `to`, which its owner has just made. The host waits until
-  /// nobody uses that memory any more, since it may have been another array's. What is put into
-  /// `stream` from now on finds it there; without one the host waits for that, too.
+  /// For a result on a device, once: copies it to `to`, which its owner has just made. The host
+  /// waits until that memory is unused, since it may have been another array's. Later work in
+  /// `stream` finds the result there; without a stream the host waits for it, too.
   void deliver(Group& world, size_t tensor, const DeviceSpan& to, std::optional<uint64_t> stream);
 
   std::byte* make_room(size_t tensor, std::span<const int64_t> shape) override;

@@ -18,9 +18,9 @@ class StagedOperation {
   /// Its copies are the gate of the operation that is submitted with these options.
   StagedOperation(Group& group, Options& options) : copies_(copies_for(group, options)) {}
 
-  /// What is submitted, with what the options then say of it: the arrays where they are, if they
-  /// may go by steps or go in pieces, or where they lie on the host, their copies begun. `stream`:
-  /// as StepCall's.
+  /// Returns the operand to submit, and sets options to match: the arrays where they are, if they
+  /// may go by steps or go in pieces, else their memory on the host, with the copies begun.
+  /// `stream`: as StepCall's.
   Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options,
                 const std::shared_ptr<Stream>& stream = nullptr);
 
@@ -38,8 +38,8 @@ class StagedOperation {
   std::shared_ptr<Pack> pack_;      // then, of more than one array
 };
 
-/// Of operations in the order in which they ran, once their results were taken back:
-/// StagedCopies::hand_over.
+/// StagedCopies::hand_over for operations in the order in which they ran, once their results were
+/// taken back.
 void hand_over(std::span<const StagedOperation> operations, int device,
                std::optional<uint64_t> stream);
 

@@ -48,7 +48,7 @@ StagedPieces::~StagedPieces() {
   }
 }
 
-/// All at once, so that what an operation needs does not follow from who is how fast.
+/// Borrows all blocks at once, so that an operation's memory does not depend on timing.
 void StagedPieces::borrow() {
   Staging& staging = copies_->staging();
   const CutPiece longest = cut_[0];
@@ -62,7 +62,7 @@ void StagedPieces::borrow() {
   }
 }
 
-/// Into the place of the one that went back before the one that is reduced, if it is there.
+/// Copies the next piece in, if there is one: to the blocks of the piece that went back last.
 void StagedPieces::bring_next() {
   if (brought_ == cut_.pieces()) return;
   Place& place = place_of(brought_);
@@ -111,7 +111,7 @@ void StagedPieces::begin(Operation& piece) {
   piece.gate = shared_from_this();
 }
 
-/// The next one is brought first: it does not wait for this one's result.
+/// The next piece is copied in first, so it does not wait for this one's result.
 void StagedPieces::end() {
   try {
     bring_next();

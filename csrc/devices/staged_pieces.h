@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-/// Of a Cut, where arrays of such a call, which are checked, go by the host in pieces, on every
-/// rank that has them on devices; 0: as a whole.
+/// The piece size, as Cut takes it, for checked arrays of such a call that go by the host, on every
+/// rank that has them on devices. 0: as a whole.
 size_t staged_piece_of(const Group& group, const Options& options,
                        const std::vector<PlacedOperand>& arrays);
 
@@ -31,13 +31,13 @@ class StagedPieces : public PiecesOnDevices,
   void begin(Operation& piece) override;
   void end() override;
 
-  /// Of the piece that was begun.
+  /// Whether the piece that was begun has come, and its result has room.
   bool is_open() override;
   std::string awaited() const override;
 
  private:
   static constexpr size_t kAtOnce = 3;  // one comes, one is reduced, and one goes
-  /// What is used in turn.
+  /// The blocks of one piece; pieces use the places in turn.
   struct Place {
     std::shared_ptr<StagingBlock> input, output;  // one and the same, if they share it
     uint32_t input_has_come = 0, output_is_free = 0;

@@ -9,10 +9,10 @@ namespace farandole {
 namespace {
 
 constexpr size_t kSmallest = 64 << 10;
-/// What is kept though it is too small for what a program asks for now.
+/// Bytes of idle blocks that are kept though they are too small for the present request.
 constexpr size_t kMostIdle = 256 << 20;
 
-/// So that sizes that differ a little are one: at most an eighth is wasted.
+/// Rounds up, so that similar sizes share blocks. At most an eighth is wasted.
 size_t room_for(size_t bytes) {
   const size_t unit = std::max(kSmallest, std::bit_ceil(bytes) / 8);
   return (bytes + unit - 1) / unit * unit;
@@ -98,7 +98,7 @@ std::shared_ptr<StagingBlock> Staging::make(const std::shared_ptr<DeviceQueue>& 
   return block;
 }
 
-/// In place of all that lies idle, where the arena has too little left beside it.
+/// Releases all idle blocks where the arena has too little left beside them.
 std::byte* Staging::allocate(size_t bytes) {
   try {
     return arena_->allocate(bytes);
@@ -109,7 +109,7 @@ std::byte* Staging::allocate(size_t bytes) {
   return arena_->allocate(bytes);
 }
 
-/// Smallest first, as long as much lies idle.
+/// Drops the smallest first, as long as more than kMostIdle lies idle.
 void Staging::drop_too_small(const DeviceQueue& queue, size_t bytes) {
   size_t idle = 0;
   for (const auto& block : idle_) idle += block->bytes;

@@ -1,6 +1,5 @@
 // Memory between devices and the host's collectives: stretches of the arena, which all ranks map,
-// registered with a device. A program's steps need the same again, so that none is made in a steady
-// step.
+// registered with a device. A program's later steps use them again, so a steady step makes none.
 #pragma once
 
 #include <map>
@@ -31,7 +30,7 @@ struct CopiesUntil {
   bool reached(const DeviceQueue& queue) const;
 };
 
-/// Of one engine. Any thread, but for what a task does.
+/// Belongs to one engine. Any thread, but for a Task's functions.
 class Staging : public Task {
  public:
   /// Made when it is first asked for.
@@ -60,7 +59,7 @@ class Staging : public Task {
   struct Returned {
     std::shared_ptr<DeviceQueue> queue;
     CopiesUntil until;
-    std::shared_ptr<StagingBlock> block;  // of these two there is one
+    std::shared_ptr<StagingBlock> block;  // one of these two is null
     std::shared_ptr<const void> array;
   };
   using Letting = std::vector<std::shared_ptr<const void>>;

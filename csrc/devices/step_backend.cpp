@@ -97,14 +97,14 @@ Progress StepBackend::poll(TimePoint until) {
   return Progress::finished;
 }
 
-/// The device comes by soon, but for one that waits for another rank's.
+/// The device makes room soon, unless it waits for another rank's.
 Progress StepBackend::wait_for_room() {
   const TimePoint when = now();
   if (crowded_since_ == TimePoint{}) crowded_since_ = when;
   return when - crowded_since_ < kSoon ? Progress::moved : Progress::idle;
 }
 
-/// What comes of it is the same on all ranks, and stays so.
+/// The meeting's outcome is the same on all ranks, and final.
 bool StepBackend::have_met() {
   if (!meeting_->done()) return false;
   no_buckets_ = meeting_->refusal();
@@ -152,7 +152,7 @@ bool StepBackend::meet_in_nccl() {
   return moved;
 }
 
-/// The same of a switch. Their memory is in each other's hands from then on.
+/// As meet_in_nccl(), for a switch. Ranks use each other's memory from then on.
 bool StepBackend::meet_in_nvls() {
   if (!nvls_)
     nvls_.emplace(engine_.host(), membership_, stream_key(key_, kNvlsNumber), exchange_,
@@ -186,7 +186,7 @@ CollectiveSpec StepBackend::spec_here() const {
   return spec;
 }
 
-/// By what all ranks know.
+/// Decides by what all ranks know, so all choose alike.
 void StepBackend::choose() {
   const Operation& o = *operation_;
   if (!arrays_->updates.empty()) {  // in one way or not at all
@@ -302,7 +302,7 @@ void StepBackend::run_nccl() {
 /// Whether all of it is in the streams.
 bool StepBackend::is_launched() { return way_ != DeviceWay::nccl || exchange_->nccl_ready(); }
 
-/// Of the operation on the device, but for its times.
+/// The trace event of the operation on the device, without its times.
 TraceEvent StepBackend::shown_in(Trace& trace) {
   if (std::exchange(traced_, &trace) != &trace)
     track_ = trace.track("device " + std::to_string(exchange_->device()), stream_);
@@ -332,7 +332,7 @@ std::vector<int> StepBackend::lacking() const {
   return nccl_ ? nccl_->silent() : std::vector<int>();
 }
 
-/// What waits for others in NCCL, the ranks' meeting or a launch, would go on doing so.
+/// NCCL is aborted, since a meeting or a launch would go on waiting for the other ranks.
 void StepBackend::abort() noexcept {
   operation_ = nullptr;
   if (exchange_ && ((nccl_ && !nccl_->done()) || (begun_ && way_ == DeviceWay::nccl)))
@@ -340,7 +340,7 @@ void StepBackend::abort() noexcept {
   if (std::exchange(in_part_, false)) end_in_part();
 }
 
-/// What is in the streams ends, as that of operations before it does, and keeps its arrays so long.
+/// The launched part comes to its end as earlier operations do. Its arrays are kept so long.
 void StepBackend::end_in_part() noexcept {
   try {
     watch_.launched(exchange_->end(*arrays_->moments));

@@ -19,10 +19,10 @@
 
 namespace farandole {
 
-/// Of no stream: with a stream's key (stream_key) by which ranks meet for its steps.
+/// No stream's number. With a stream's key it makes the key (stream_key) of its steps' meeting.
 inline constexpr uint64_t kStepsNumber = (uint64_t{1} << 62) + 16;
 
-/// Of one stream. By the thread that polls.
+/// Runs the operations of one stream. By the thread that polls.
 class StepBackend : public Backend {
  public:
   /// `key`: the stream's. `exchange` is null where this rank has no streams there; `bucket` says
@@ -33,17 +33,17 @@ class StepBackend : public Backend {
               StepWatch& watch);
 
   const Membership& membership() const { return membership_; }
-  /// Once ranks have met: how they part, where they have mapped memory whose owner must be the last
-  /// to let go of it. Null: that is not so.
+  /// Once ranks have met: their parting, where they have mapped memory whose owner must be the last
+  /// to release it. Else null.
   PeerParting* parting() { return parting_ ? &*parting_ : nullptr; }
-  /// They meet no more: this rank ends.
+  /// Ends the meetings, since this rank ends.
   void stop_meeting();
-  /// The same, and nothing is launched any more.
+  /// As stop_meeting(), and nothing is launched any more.
   void leave();
   /// No operation is launched in part, nor was one that failed.
   bool rests() const { return !begun_ || next_ == count_; }
 
-  /// Before the operation starts: what of it only this rank knows.
+  /// Before the operation starts: its arrays, which only this rank knows.
   void take(StepArrays& arrays) { arrays_ = &arrays; }
 
   std::string_view name() const override { return "devices"; }
@@ -55,7 +55,7 @@ class StepBackend : public Backend {
   std::string declined() const override { return declined_; }
   std::vector<int> lacking() const override;
   void abort() noexcept override;
-  /// Of what is launched in part StepWatch says whose device is late.
+  /// StepWatch finds the late device of an operation that is launched in part.
   bool minds_deadline() const override { return in_part_ && next_ < count_; }
   std::string_view way() const override { return name_of(way_); }
 

@@ -14,8 +14,8 @@ std::optional<int> device_of(const PlacedArray& array) {
   return array.device ? std::optional(array.device->queue->device()) : std::nullopt;
 }
 
-/// Of what this rank reads and writes: the input of a broadcast is the root's alone, and what is
-/// empty, or not there, may lie anywhere.
+/// The device of the arrays that this rank reads and writes. The input of a broadcast is the root's
+/// alone. An array that is empty or missing may lie anywhere.
 std::optional<int> device_of(const Options& o, const PlacedArray& input, const PlacedArray& output,
                              int rank) {
   const bool reads = input.buffer.count > 0 && (o.kind != Collective::broadcast || rank == o.root);
@@ -26,7 +26,7 @@ std::optional<int> device_of(const Options& o, const PlacedArray& input, const P
   return writes || !from ? to : from;
 }
 
-/// The one of all of them.
+/// The device of all arrays, if it is one.
 std::optional<int> device_of(const Options& o, const std::vector<PlacedOperand>& arrays, int rank) {
   if (arrays.empty()) return std::nullopt;
   const auto first = device_of(o, arrays[0].input, arrays[0].output, rank);
@@ -36,7 +36,7 @@ std::optional<int> device_of(const Options& o, const std::vector<PlacedOperand>&
   return alike ? first : std::nullopt;
 }
 
-/// What several arrays are together: no memory, but nothing that overlaps.
+/// Several arrays as one operand: it has no memory, but its buffers do not overlap.
 Operand together(const Pack& pack, Options& options) {
   Operand whole = pack.operand();
   if (options.kind == Collective::reduce_scatter || options.kind == Collective::all_gather)
@@ -51,12 +51,12 @@ Pack pack_of(Collective kind, int size, const std::vector<PlacedOperand>& arrays
   return {kind, size, std::move(buffers)};
 }
 
-/// As the operation will have it.
+/// The call's algorithm, or the group's default.
 const std::string& algorithm_of(const Group& group, const Options& o) {
   return o.algorithm.empty() ? group.defaults().algorithm : o.algorithm;
 }
 
-/// Whether nobody has said how, or named a planner, whose schedule devices may run, too.
+/// Whether no path was asked for, or only a planner, whose schedule devices may run, too.
 bool may_choose(const Group& group, const Options& o) {
   const std::string& algorithm = algorithm_of(group, o);
   return group.engine()->options().device_path != "staged" && !o.epilogue &&
@@ -93,8 +93,8 @@ bool devices_may_run(const Group& group, const Options& o, DType dtype, Determin
   return choose_device_way(question) != DeviceWay::staged;
 }
 
-/// Of what ranks agree on, as far as it decides whether all have their arrays on devices, and go by
-/// them.
+/// A hash of what ranks agree on, as far as it decides whether all have their arrays on devices,
+/// and use those.
 uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t count) {
   Hash hash;
   hash.add(static_cast<uint64_t>(o.op) | static_cast<uint64_t>(level) << 32);

@@ -12,22 +12,22 @@
 
 namespace farandole {
 
-/// Throws Error(invalid_argument) where a way was asked for, for this call or for all of them,
-/// whose order of folds is none that the level allows.
+/// Throws Error(invalid_argument) if the path that was asked for, by this call or for all of them,
+/// folds in an order that the level forbids.
 void check_level_of_way(const Group& group, const Options& options);
 
 class StepCall : public OnDevices {
  public:
-  /// Null where it has to go by the host on this rank's account alone. `copies`: of the call, which
-  /// begin if it goes by the host after all. `stream`: of the operation; null: the program's.
-  /// Throws Error(invalid_argument) for an `algorithm` of the devices that cannot be, and where it
-  /// was to become part of a CUDA graph, and cannot.
+  /// Null where this rank alone decides that it goes by the host. `copies`: the call's, which begin
+  /// if it goes by the host after all. `stream`: the operation's; null: the program's. Throws
+  /// Error(invalid_argument) for an `algorithm` of the devices that cannot run, and where it should
+  /// become part of a CUDA graph, and cannot.
   static std::shared_ptr<StepCall> offer(Group& group, Options& options,
                                          const std::vector<PlacedOperand>& arrays,
                                          std::shared_ptr<StagedCopies> copies,
                                          const std::shared_ptr<Stream>& stream = nullptr);
 
-  /// What is submitted: the array, or what several are together, which has no memory.
+  /// The operand to submit: the array, or several as one, which has no memory.
   const Operand& operand() const { return operand_; }
   int device() const { return steps_->device(); }
 

@@ -17,8 +17,8 @@ namespace {
 
 constexpr uint64_t kPackBytes = 16;
 
-/// Of two ranks: half of what would be copied. Of more it would be less than the two moves in place
-/// of one take. As buckets lie, so that whole packs are folded.
+/// Between two ranks this saves half of the copies. With more it saves less than it costs to make
+/// two moves of one. Arrays must be aligned as buckets are, so that whole packs are folded.
 bool own_stays(Collective kind, const Shape& shape, const StepArrays& arrays) {
   return kind == Collective::all_reduce && shape.size == 2 && arrays.input % kPackBytes == 0 &&
          arrays.output % kPackBytes == 0;
@@ -77,7 +77,7 @@ const CudaPiece& StepPieces::operator[](size_t index) {
   return piece_;
 }
 
-/// Of each parameter what this rank has in the piece.
+/// Adds, for each parameter, the elements that this rank has in the piece.
 void StepPieces::add_updates() {
   updates_.clear();
   if (!step_.updates) return;
@@ -101,7 +101,7 @@ void StepPieces::add_updates() {
   piece_.update_count = updates_.size();
 }
 
-/// Of each parameter what this rank has in the piece, which begins with a tile of its part.
+/// As add_updates(), for a norm. The piece begins with a tile of this rank's part.
 void StepPieces::add_norms() {
   norms_.clear();
   const Slice mine = moves_.mine;

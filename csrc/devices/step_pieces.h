@@ -17,7 +17,7 @@
 
 namespace farandole {
 
-/// What an update does to what this rank has of one parameter.
+/// The update of one parameter, as far as it is in this rank's part.
 struct StepUpdate {
   uint64_t value = 0;      // the address of its first element
   Slice whole{};           // where the parameter lies in all of the arrays, in elements
@@ -26,9 +26,9 @@ struct StepUpdate {
   UpdateFactors factors;
 };
 
-/// Of elements of an update, that are only looked at.
+/// The norm of an update's gradients, which are only read.
 struct StepNorm {
-  uint64_t terms = 0;  // the address of what becomes of each tile of a parameter
+  uint64_t terms = 0;  // the address of the terms, one for each tile of a parameter
   bool largest = false;
 };
 
@@ -61,12 +61,12 @@ class StepPieces {
   const Shape& shape() const { return step_.shape; }
   size_t size() const { return pieces_of(step_); }
   bool lie_apart() const { return step_.apart; }
-  /// Of the exchange's first strand, in order. Good until the next call.
+  /// A piece for the exchange's first strand. Called in order; good until the next call.
   const CudaPiece& operator[](size_t index);
   /// All elements as one, without moves.
   CudaPiece whole() const;
-  /// A piece of a collective on the whole, which is one by itself: `count` elements of the arrays
-  /// or, where those lie apart, of the bucket, between its moves. Of others all.
+  /// A piece that is a collective by itself: `count` elements of the arrays or, where those lie
+  /// apart, of the bucket, between its moves. All elements where it is cut by shares.
   CudaPiece stretch(size_t index);
 
  private:

@@ -8,7 +8,8 @@
 namespace farandole {
 namespace {
 
-/// Elements between the places of two ranks' shares keep them alike modulo 16 bytes.
+/// The distance of two ranks' shares is a multiple of this, in elements, so all are aligned alike
+/// modulo 16 bytes.
 constexpr size_t kAlike = 16;
 
 /// Whether a bucket holds a share for each rank side by side; else it holds one stretch.
@@ -42,7 +43,7 @@ struct Cutting {
 
   int me() const { return s.shape.rank; }
   bool is_root() const { return me() == s.shape.root; }
-  /// What of a share is in this piece, where the share lies.
+  /// The elements of a share that are in this piece, where the share lies.
   Slice of(Slice share) const { return clip(share, {share.space, share.offset + begin, most}); }
   size_t place(int r) const { return static_cast<size_t>(r) * most; }
 
@@ -64,7 +65,7 @@ struct Cutting {
     piece.count = std::min(count - piece.first, mine.count * s.grain);
     piece.folds_to = to;
   }
-  /// Where it stays nobody else touches this rank's part: what lies before and behind it is moved.
+  /// Where this rank's part stays, nobody else touches it: only elements before and behind it move.
   void all_reduce() {
     cut_parts(kFoldsToAllBuckets);
     if (!s.own_stays) {

@@ -43,9 +43,9 @@ size_t amount_of(Collective kind, const Shape& shape);
 
 size_t pieces_of(const StepShape& step);
 StepPiece piece_of(const StepShape& step, size_t index);
-/// What of the whole is in the piece; of what is cut by shares, and is not cut then, all.
+/// The elements of the whole that are in the piece. All of them where it is cut by shares.
 Slice stretch_of(const StepShape& step, size_t index);
-/// Of arrays that lie apart: its offsets in input and output become addresses.
+/// For arrays that lie apart: turns the piece's offsets in input and output into addresses.
 void lie_apart(StepPiece& piece, const Stretches& input, const Stretches& output);
 
 }  // namespace farandole

@@ -87,7 +87,7 @@ void StepWatch::poll() {
     for (size_t n = drop_complete(); n > 0; --n) engine_.let_go();
 }
 
-/// Whoever polls looks at a word, so most operations need no bell, which is calls of the driver.
+/// A thread that polls reads a word, so most operations need no bell, which costs driver calls.
 void StepWatch::before_park() {
   if (in_flight_.empty()) return;
   StepInFlight& first = in_flight_.front();
@@ -155,7 +155,7 @@ void StepWatch::look_for_failure(TimePoint when) {
   engine_.wake_everyone();
 }
 
-/// Operations come one after the other: the first one holds up whatever is late.
+/// Operations run one after the other: the first one holds up any that is late.
 std::optional<Error> StepWatch::look_for_the_late(TimePoint when) {
   const auto late = std::ranges::find_if(
       in_flight_, [&](const StepInFlight& step) { return step.deadline.passed(when); });
@@ -165,14 +165,14 @@ std::optional<Error> StepWatch::look_for_the_late(TimePoint when) {
   return std::nullopt;
 }
 
-/// The first of what is in flight is what failed, or is nearest to it.
+/// Names the first operation in flight: it has failed, or is nearest to what has.
 Error StepWatch::during(const Error& error) const {
   Context where = error.where();
   if (where.operation.empty()) where.operation = in_flight_.front().title;
   return {error.code(), error.verdict(), where, error.advice()};
 }
 
-/// Ranks that have left have waited for their devices before.
+/// Ranks that have left are not missed: they waited for their devices before.
 void StepWatch::look_for_the_dead() {
   for (const int member : membership_.members) {
     if (member == engine_.host().rank || has_left(around_, member)) continue;

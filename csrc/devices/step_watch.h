@@ -1,6 +1,6 @@
-// What steps have put into a device's streams and is not complete: nobody may wait for it, and
-// whoever does waits by a stream. While there is any, the engine is driven, and looks for what
-// would leave streams waiting for ever: ranks that have died, a device that is lost, a deadline.
+// Operations by steps that are in a device's streams and not complete. The host need not wait for
+// them; a stream that needs a result does. While there are any, the engine is driven, and looks for
+// causes that would block streams for ever: ranks that have died, a lost device, a deadline.
 #pragma once
 
 #include <deque>
@@ -41,7 +41,7 @@ class StepWatch {
   void add(StepInFlight step);
   /// All of the newest one, which had no number, is in the streams.
   void launched(uint32_t number);
-  /// Its end cannot be put there, and nothing tells when what is there has run.
+  /// Drops the newest one, whose end cannot be put there: nothing would tell when it has run.
   void drop_newest();
 
   void poll();

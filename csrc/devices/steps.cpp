@@ -32,7 +32,7 @@ KnownSteps& known_steps() {
   return *one;
 }
 
-/// Of worlds that have ended: what others may have open, and how they say that they have not.
+/// Exchanges of worlds that have ended, whose memory other ranks may still have open.
 struct KeptForOthers {
   struct One {
     std::shared_ptr<DeviceExchange> exchange;
@@ -109,7 +109,7 @@ Steps::Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int de
                    why_no_buckets(group), *watch_);
 }
 
-/// What this rank offers the others, where they share buckets: its own, or why it has none.
+/// Opens an exchange. Returns this rank's bucket, where ranks share buckets, or why it has none.
 PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchange>& exchange,
                                InGraphs in_graphs) const {
   const Host& host = engine_.host();
@@ -148,7 +148,7 @@ Steps::~Steps() {
   if (!in_child()) leave();
 }
 
-/// Whatever is in flight is waited for. Handles may still have it handed over.
+/// Waits for operations in flight. Handles may still have them handed over.
 void Steps::leave() {
   if (std::exchange(left_, true)) return;
   if (GraphBackend* const graphs = made_graphs_.load(std::memory_order_acquire)) graphs->leave();
@@ -170,7 +170,7 @@ void Steps::leave() {
   }
 }
 
-/// Of a place.
+/// `member`: by place.
 bool Steps::is_dead(int member) const {
   const int rank = backend_->membership().members[static_cast<size_t>(member)];
   const auto gone = absence_of(engine_.host(), rank, "");

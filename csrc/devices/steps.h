@@ -1,5 +1,5 @@
-// The steps of one stream's collectives on one device: of a group's program, made where such a call
-// is first met, or of whoever has a stream of its own.
+// The steps of one stream's collectives on one device. The stream is that of a group's program, and
+// the first such call makes the steps, or it has another owner.
 #pragma once
 
 #include <atomic>
@@ -20,10 +20,10 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   /// Why the group's devices share no buckets, as all its ranks know beforehand: NCCL alone may run
   /// its steps. Empty: they may.
   static std::string why_no_buckets(const Group& group);
-  /// Of the group's program, made for this device if there are none yet; null where they are
-  /// another device's. Any thread; the first call takes long.
+  /// The steps of the group's program, made for this device if there are none yet. Null where they
+  /// are another device's. Any thread; the first call takes long.
   static std::shared_ptr<Steps> of(Group& group, int device);
-  /// The same of another stream of the group's.
+  /// The same for another stream of the group.
   static std::shared_ptr<Steps> of(Group& group, const std::shared_ptr<Stream>& stream, int device);
 
   /// `key`: of the stream. They end when `owner` has gone.
@@ -38,17 +38,17 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   /// takes long.
   GraphBackend& graphs(Group& group);
   int device() const { return device_; }
-  /// Null where this rank has no streams on the device: then it takes part all the same, to say so.
+  /// Null if this rank has no streams on the device. It still takes part, so that the others learn.
   const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
-  /// Of the exchange, which is there; timed while the engine is traced. Any thread.
+  /// Requires an exchange. The moments are timed while the engine is traced. Any thread.
   StepMoments moments(const DeviceQueue& queue) const {
     return exchange_->moments(queue, engine_.trace() != nullptr);
   }
 
-  /// Of an operation that went by steps, once it is complete on the host: whoever works on its
-  /// output finds the result, in what it puts into this stream from now on. Without one the host
-  /// waits for the device, and throws what an interruption raises. Throws the verdict where the
-  /// ranks have failed meanwhile. Any thread.
+  /// For an operation that went by steps, once it is complete on the host: later work in `stream`
+  /// finds the result in its output. Without a stream the host waits for the device, and throws
+  /// what an interruption raises. Throws the verdict where the ranks have failed meanwhile. Any
+  /// thread.
   void hand_over(const StepArrays& arrays, std::optional<uint64_t> stream);
 
   /// Calls that did not go by steps are not tried again. `call`: any hash of what ranks agree on.

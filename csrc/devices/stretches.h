@@ -10,12 +10,12 @@ namespace farandole {
 
 class Stretches {
  public:
-  /// What comes next in the whole.
+  /// Appends memory to the whole.
   void add(uint64_t address, size_t bytes) {
     if (bytes > 0) all_.push_back({address, end_, bytes});
     end_ += bytes;
   }
-  /// Nothing lies between what was added and this offset of the whole.
+  /// Leaves a gap up to this offset of the whole.
   void skip_to(size_t offset) { end_ = offset; }
 
   bool empty() const { return all_.empty(); }

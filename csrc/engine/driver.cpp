@@ -18,7 +18,7 @@ constexpr int kFirstLooks = 4;  // before a waiter reads the clock
 constexpr int kLooksBetweenClocks = 32;
 // So often at least a waiter looks before it parks, unless it takes long: where an MPI gives its
 // core away in each of its calls, and others want it, a look takes a fraction of a second, and only
-// who parks looks after the others.
+// a parked rank watches the others.
 constexpr int kFewestLooks = 64;
 constexpr Duration kLongestLooks = std::chrono::milliseconds(10);
 // Times as long, where nothing wakes a rank: MPI moves bytes inside of a call, some 100 us at once.

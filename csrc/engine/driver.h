@@ -1,9 +1,9 @@
-// Who polls the engine, and how a thread waits.
+// The thread that polls the engine, and how other threads wait.
 //
-// One token says who drives; it is taken with try-lock. A waiter takes it when it is free and
-// drives until its operation is complete, so a small synchronous collective never changes thread.
-// The progress thread drives only while nobody waits: at once with a core to spare, else only when
-// nobody has taken a turn for 5 ms.
+// The thread that holds the token drives; it is taken with try-lock. A waiter takes it when it is
+// free and drives until its operation is complete, so a small synchronous collective never changes
+// thread. The progress thread drives only while no thread waits: at once with a core to spare, else
+// only when no thread has taken a turn for 5 ms.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ namespace farandole {
 
 enum class ProgressMode { automatic, thread, caller };
 
-/// Which threads may poll, where something under the engine allows few: then there is no progress
-/// thread, and operations go on only while a thread of the program waits.
+/// The threads that may poll, where something under the engine allows few: then there is no
+/// progress thread, and operations go on only while a thread of the program waits.
 struct FewThreads {
   std::optional<std::thread::id> only;  // none: any one that waits
   std::string why;
@@ -38,15 +38,15 @@ class Driver {
          std::optional<FewThreads> few = std::nullopt);
   ~Driver();
 
-  /// Drives until the flag is set; false when `until` passes first. `what`: for a trace. Whoever
-  /// sets the flag calls note_finished() then.
+  /// Drives until the flag is set; false when `until` passes first. `what`: for a trace. The
+  /// thread that sets the flag then calls note_finished().
   bool wait(const std::atomic<bool>& finished, std::string_view what, Deadline until);
   bool wait(const Request& request, Deadline until) {
     const Operation& o = request.operation;
     return wait(request.finished, o.name.empty() ? name_of(o.kind) : std::string_view(o.name),
                 until);
   }
-  /// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
+  /// A turn in a gradient hook, at most: it ends as soon as nothing moves. With 50 us a bucket of
   /// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md,
   /// Overlap).
   static constexpr Duration kTurn = std::chrono::milliseconds(1);
@@ -60,14 +60,14 @@ class Driver {
     release();
     return done;
   }
-  /// What is in flight when a thread stops driving or waiting is the progress thread's, unless
-  /// somebody else waits.
+  /// Called when a thread stops driving or waiting: the progress thread takes the operations in
+  /// flight, unless another thread waits.
   void hand_over();
   /// Throws Error(invalid_argument) where this thread may not poll, and so cannot wait.
   void require_waiter() const;
   /// The same where operations do not go on while nobody waits, which `what` needs.
   void require_progress(std::string_view what) const;
-  /// More ranks than cores: whoever spins keeps another from coming.
+  /// More ranks than cores: a rank that spins keeps another from running.
   bool crowded() const { return crowding_.crowded; }
   /// An operation was submitted that nobody waits for yet.
   void note_submission();

@@ -94,7 +94,7 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
   return opened;
 }
 
-/// What a stream's ranks agree over, where they share no memory.
+/// The channels over which a stream's ranks agree, where they share no memory.
 Connect Engine::agree_over(const Membership& membership, uint64_t key) const {
   if (host_.are_here(membership.members)) return {};
   return options_.channels(*this, membership, stream_key(key, kAgreementNumber));
@@ -337,7 +337,7 @@ void Engine::run_completions() {
   }
 }
 
-/// Whatever moved may be what a parked peer waits for.
+/// Wakes parked peers, which may wait for data that moved.
 void Engine::ring_sleepers() {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // partner: park
   for (const HostPeer& peer : host_.peers) {

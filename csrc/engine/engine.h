@@ -35,7 +35,7 @@ struct EngineOptions {
   Duration spin = std::chrono::microseconds(50);
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
-  bool threads = true;  // false: whoever owns the engine polls it, as simulated worlds do
+  bool threads = true;  // false: the engine's owner polls it, as simulated worlds do
   std::optional<FewThreads> few_threads;
   TransportsMaker transports;             // none: ranks have no connections
   BackendMaker direct;                    // runs over shared memory
@@ -44,11 +44,11 @@ struct EngineOptions {
   std::string device_path = "auto";       // auto, or a way (devices/device_paths)
   size_t device_bucket_bytes = 32 << 20;  // of a device, for one piece of a collective
   size_t staged_piece_bytes = 4 << 20;    // of a long array on a device that goes by the host
-  Wire wire = Wire::plain;                // what is done with bytes between hosts
+  Wire wire = Wire::plain;                // how bytes between hosts are protected
   bool pairs_by_schedules = false;        // direct runs nothing between two ranks either
   ConnectMaker channels;                  // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;           // null: nothing is traced until set_trace()
-  // What backends choose by, the same on all ranks; theirs alone to read.
+  // Measurements by which backends choose, the same on all ranks. Only backends read them.
   std::shared_ptr<const TuningTable> tuning;
   uint32_t first_sequence = 0;  // where the numbers of operations begin, for tests of their wrap
 };
@@ -112,14 +112,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Any thread: while somebody holds on, the engine is driven though no operation is in flight.
   void hold_on();
   void let_go();
-  /// Any thread: from now on the engine is driven, whatever is in flight: a task has something to
-  /// look after that nobody tells this rank of.
+  /// Any thread: from now on the engine is driven, whatever is in flight: a task watches something
+  /// of which nothing notifies this rank.
   void keep_driving();
   /// By the thread that polls: somebody may wait for what a task has finished.
   void note_finished() { driver_.note_finished(); }
   /// By the thread that polls: `completion` runs as those of operations do.
   void complete(std::function<void()> completion);
-  /// What streams and tasks see.
+  /// The engine as streams and tasks see it.
   EngineView view() const;
   const EngineOptions& options() const { return options_; }
   bool has_left() const { return left_.load(std::memory_order_relaxed); }
@@ -198,7 +198,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Fd epoll_;
   std::vector<std::shared_ptr<Transport>> transports_;
 
-  // Of the polling thread.
+  // State of the polling thread.
   std::vector<std::shared_ptr<Stream>> active_;
   std::vector<std::shared_ptr<Task>> tasks_;
   std::vector<bool> dead_;

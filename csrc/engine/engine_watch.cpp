@@ -1,5 +1,4 @@
-// What an engine does while nothing moves: it sleeps, hears what wakes it, and looks after the
-// others.
+// The engine while nothing moves: it sleeps, is woken, and watches the other ranks.
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -16,7 +15,7 @@
 namespace farandole {
 namespace {
 
-// For the cause of a death to be known: here, and by others' words (control/control_mesh.h).
+// Time for the cause of a death to be known: here, and from other ranks (control/control_mesh.h).
 constexpr auto kDeathPatience = std::chrono::milliseconds(25);
 constexpr auto kHearsayPatience = std::chrono::milliseconds(100);
 // Between looks of a parked engine that nothing wakes: a fourth longer each time, so that what it
@@ -26,9 +25,9 @@ constexpr Duration kFirstPause = std::chrono::microseconds(50);
 constexpr Duration kLongestPause = std::chrono::milliseconds(4);
 constexpr Duration kLongestPauseHere = std::chrono::milliseconds(25);
 
-// What an event is of; below kTransport the process of that rank.
+// Sources of an epoll event; a number below kTransport is the process of that rank.
 constexpr uint64_t kDoorbell = ~uint64_t{0};
-constexpr uint64_t kTransport = uint64_t{1} << 32;  // and its place
+constexpr uint64_t kTransport = uint64_t{1} << 32;  // plus its index
 
 }  // namespace
 
@@ -120,7 +119,7 @@ void Engine::look_around() {
   look_at_waits(when);
   for (const auto& stream : active_) stream->look_around(when);
   for (const auto& task : tasks_) task->look_around(when);
-  // Whoever rings without having reported wakes others that do the same, and so on for ever.
+  // A rank that rang without having reported would wake others that do the same, for ever.
   if (const uint64_t reports = reports_made.load(); std::exchange(rung_for_, reports) != reports)
     ring_sleepers();
 }
@@ -141,7 +140,7 @@ std::optional<Death> Engine::known_death(int rank) const {
   return peer.here ? death_of(peer.process.get(), peer.info.pid) : host_.mesh->told_death(rank);
 }
 
-/// None where nobody is left who could say how it ended.
+/// Zero where no process is left that could report how it ended.
 Duration Engine::patience_with(int rank) const {
   if (host_.is_here(rank)) return kDeathPatience;
   if (host_.mesh->has_lost_sight_of(rank) || !host_.mesh->distrust(rank).empty()) return {};

@@ -1,5 +1,5 @@
-// What a forked child may not do with its parent's engine: anything. Its calls get a clear error,
-// and it closes the parent's descriptors, so that peers see the parent's death at once.
+// A forked child may do nothing with its parent's engine. Its calls get a clear error, and
+// it closes the parent's descriptors, so that peers see the parent's death at once.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Completion of one operation, shared between the engine and whoever waits for it.
+// Completion of one operation, shared between the engine and the waiting thread.
 #pragma once
 
 #include <memory>

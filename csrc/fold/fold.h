@@ -51,8 +51,8 @@ Scales scales_for(DType dtype, ReduceOp op, double prescale, double postscale, i
 void fold_canonical(std::byte* out, std::span<const std::byte* const> sources, size_t count,
                     DType dtype, ReduceOp op, const Scales& scales);
 
-/// What a fold asks of the caches before it gets there: to read the operands; to make lines of its
-/// destinations this core's own, where other cores have them; or nothing, where hardware does best.
+/// The prefetch of a fold: its operands; or ownership of its destinations' cache lines, where other
+/// cores have them; or nothing, where hardware does best.
 enum class Ahead : uint8_t { operands, ownership, nothing };
 
 /// The same, stored to every destination while the tile is hot. Destinations may be sources.
@@ -61,7 +61,7 @@ void fold_canonical_to(std::span<std::byte* const> destinations,
                        std::span<const std::byte* const> sources, size_t count, DType dtype,
                        ReduceOp op, const Scales& scales, Ahead ahead = Ahead::operands);
 
-/// Which operand of a fold something is. Operands are never swapped.
+/// The operands of a fold, which are never swapped.
 enum class Side : uint8_t { lower, upper };
 
 /// One fold of a schedule: out = arrived ⊕ held when what arrived is the lower operand, else

@@ -1,4 +1,4 @@
-// Which tables of loops this build has, and which of them this processor runs.
+// The tables of loops that this build has, and those that this processor runs.
 #ifdef FARANDOLE_HAS_AVX2
 #include <cpuid.h>
 #endif
@@ -73,7 +73,7 @@ constexpr InstructionSet kInstructionSets[] = {
 #endif
 };
 
-/// What was found, slowest first; asked of the processor once.
+/// The tables that this processor runs, slowest first. The processor is asked once.
 struct Found {
   std::array<std::string_view, std::size(kInstructionSets)> names;
   size_t count = 0;

@@ -45,7 +45,7 @@ struct Kernels {
   UpdateFunction update[kDTypes.size()][kUpdateNames.size()] = {};  // float32 and float64
 };
 
-// Those that were built.
+// The tables that were built.
 extern const Kernels kBaselineKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels;
 
 /// The table that fold_for(dtype, op) and everything else here uses.

@@ -1,4 +1,4 @@
-// What changes nothing when it is folded: the contribution of a rank that has none.
+// The neutral element of a fold: the contribution of a rank that has none.
 #pragma once
 
 #include <cstddef>

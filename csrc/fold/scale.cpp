@@ -48,7 +48,7 @@ void scale_booleans(std::byte* out, const std::byte* in, size_t count, const Sca
 
 using ScaleFunction = void (*)(std::byte* out, const std::byte* in, size_t count, const Scale& by);
 
-/// Of floats none: theirs are best_kernels()'.
+/// Null for floats: best_kernels() has theirs.
 constexpr auto kScales = by_dtype([]<typename T>(const DTypeOf<T>&) -> ScaleFunction {
   if constexpr (std::is_integral_v<T>)
     return scale_integers<T>;

@@ -1,4 +1,4 @@
-// What all ranks must have in common before they reduce together; a difference is named on each.
+// The options that all ranks must share before they reduce together. Each rank names a difference.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ class OptionsAgreement {
   OptionsAgreement(Group& group, std::string label, std::function<void()> interrupted)
       : group_(group), label_(std::move(label)), interrupted_(std::move(interrupted)) {}
 
-  /// Throws Error(mismatch) on every rank, naming who gave what, unless all gave the same text.
+  /// Throws Error(mismatch) on every rank, naming each rank's text, unless all gave the same one.
   void require_same(const std::string& field, const std::string& text, const std::string& verdict,
                     const std::string& advice) const;
   /// The same for plans; names the first parameter that differs.

@@ -31,7 +31,7 @@ void append(Bucket& bucket, int parameter, const Parameter& p) {
   bucket.count += aligned(p.count, size_of(p.dtype));
 }
 
-/// Those of one group: one of each dtype, and one of each large tensor.
+/// The buckets of one group: one of each dtype, and one of each large tensor.
 std::vector<Bucket> group_buckets(std::span<const Parameter> parameters,
                                   std::span<const int> members, const BucketLimits& limits) {
   std::vector<Bucket> buckets;
@@ -98,7 +98,7 @@ std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
     complete = at;
     if (bucket.bytes() >= limit()) close(p.dtype);
   }
-  // What is left, in the order in which it becomes complete.
+  // The buckets that are left, in the order in which they become complete.
   std::vector<Open> rest;
   for (auto& [dtype, left] : open) rest.push_back(std::move(left));
   std::sort(rest.begin(), rest.end(),

@@ -1,4 +1,4 @@
-// Which gradients are reduced together: a value, computed before anything moves.
+// The plan of gradients that are reduced together: a value, computed before any data move.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a training step by buckets always has: a stream of its own, operations in flight there, a
-// say for each rank in whether it gives up, and weights that are compared now and then.
+// The common part of all training steps by buckets: a stream of their own, operations in flight on
+// it, ranks that give the step up, and the comparison of weights.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct BucketPlace {
 /// By parameter.
 std::vector<BucketPlace> places_of(const std::vector<Bucket>& buckets, size_t parameters);
 
-/// Used by whoever owns it, one thread at a time.
+/// Used by its owner, one thread at a time.
 class BucketStep {
  public:
   BucketStep(std::shared_ptr<Group> group, std::string label);
@@ -39,10 +39,10 @@ class BucketStep {
   void open() { trace_.open(group_->engine()->trace()); }
   void close() { trace_.close(); }
 
-  /// Puts a collective on its way; `memory` is held as long as it takes.
+  /// Submits a collective; `memory` is held until it has ended.
   void launch(const std::string& name, Options what, Buffer input, Buffer output,
               std::shared_ptr<const void> memory);
-  /// The same to see the largest of all ranks' elements, in place.
+  /// The same for the largest of all ranks' elements, in place.
   template <typename T>
   void launch_max(const std::string& name, const std::shared_ptr<std::vector<T>>& elements,
                   DType dtype) {

@@ -26,10 +26,10 @@ struct Carried {
 class ShardCarrier {
  public:
   virtual ~ShardCarrier() = default;
-  /// The next update of a bucket, which says what becomes of each parameter. Null: it goes by the
-  /// bucket on the host, where all that it needs is.
+  /// The next update of a bucket, as the shard says for each parameter. Null: it runs on the bucket
+  /// in the host's memory, where all that it needs is.
   virtual std::shared_ptr<OnDevices> launch(size_t bucket, Shard& shard) = 0;
-  /// The same of a norm, which is told of it afterwards.
+  /// The same for a norm, whose terms come afterwards by finish_norm().
   virtual std::shared_ptr<OnDevices> launch_norm(size_t bucket, const Shard& shard, Norm norm) = 0;
   virtual void finish_norm(size_t bucket, PartNorm& norm) = 0;
   /// The shard's state is to be that of the last update; or is another one from now on.
@@ -37,7 +37,7 @@ class ShardCarrier {
   virtual void replace_state(size_t bucket, Shard& shard) = 0;
 };
 
-/// Who brings them. A reducer keeps its carriers.
+/// Copies gradients into buckets, or has them reduced where they lie. A reducer keeps its carriers.
 class Carrier {
  public:
   virtual ~Carrier() = default;

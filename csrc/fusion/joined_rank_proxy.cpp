@@ -10,8 +10,8 @@ constexpr Duration kLongestGrace = std::chrono::seconds(10);  // with warnings t
 
 }  // namespace
 
-/// What the polling thread sees for the thread that waits. It owns no reducer: the last owner of
-/// one waits for its end.
+/// Watches, on the polling thread, for news that the waiting thread needs. It owns no reducer: the
+/// last owner of one waits for its end.
 class JoinedRankProxy::Watch : public Task {
  public:
   Watch(Group& world, const JoinedRankProxy& owner, std::vector<std::shared_ptr<Stream>> others)

@@ -5,7 +5,7 @@
 //                                            step_by_proxy(): the same buckets, as zeros
 //     ◄────────────── the step runs, as any other ──────────────►
 //
-// A step is answered when somebody begins it, never before: when all ranks have joined, no step is
+// A step is answered when some rank begins it, never before: when all ranks have joined, no step is
 // open on any of them. The polling thread sees, the waiting thread acts.
 #pragma once
 
@@ -19,9 +19,9 @@ namespace farandole {
 
 class JoinedRankProxy {
  public:
-  /// `joined`: set when all ranks of the world have joined, or will never. Whoever begins an
-  /// operation in one of the `others` (or in the program order of the world) while this rank has
-  /// joined waits in vain: that fails the group, with an error which says so.
+  /// `joined`: set when all ranks of the world have joined, or will never. A rank that
+  /// begins an operation in one of the `others` (or in the program order of the world) while this
+  /// rank has joined waits in vain: that fails the group, with an error which says so.
   JoinedRankProxy(Group& world, const std::atomic<bool>& joined,
                   std::vector<std::shared_ptr<Reducer>> reducers,
                   std::vector<std::shared_ptr<Stream>> others);
@@ -31,7 +31,7 @@ class JoinedRankProxy {
 
   /// Drives and answers until all ranks have joined; false when `until` passes first. Throws the
   /// verdict when a reducer's group fails. A step that goes wrong without that (a rank abandoned
-  /// its backward, or gradients of one parameter differ in layout) concerns those who train.
+  /// its backward, or gradients of one parameter differ in layout) concerns the ranks that train.
   bool wait(Deadline until);
   /// Steps in which this rank stood in, by reducer.
   const std::vector<int>& steps() const { return steps_; }

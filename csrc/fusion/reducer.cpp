@@ -157,8 +157,8 @@ void Reducer::launch(size_t b) {
   Carried carried = carriers_.launch(b);
   const bool copied = lying.gradient == nullptr;
   const Buffer whole{copied ? memory_[b].get() : lying.gradient, bucket.count, bucket.dtype};
-  // What is copied together is prescaled by the copy. Ranks may differ in whether they copy what
-  // is alone.
+  // Gradients that share a bucket are prescaled by the copy into it. One that is alone may be
+  // copied on some ranks only, so the operation prescales it.
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
   Options what(CollectiveSpec{Collective::all_reduce, options_.op, prescale, options_.postscale});

@@ -3,12 +3,12 @@
 // A gradient is copied (and prescaled) into its bucket once, when it is ready and hot in cache; a
 // large one has a bucket to itself, and may be reduced where it lies.
 // Gradients may arrive in any order; buckets are launched strictly in plan order, so all ranks
-// submit the same operations without talking. Each step ends with one more small all-reduce that
+// submit the same operations without messages. Each step ends with one more small all-reduce that
 // agrees on which parameters were used by any rank.
 //
 // Parameters of a group are launched together. A parameter whose gradients turn out to be sparse is
 // reduced as a dense one in that step; from the next one on it has no room in the buckets, and
-// whoever marks it reduces it another way.
+// the caller reduces it another way.
 //
 // In some steps ranks compare their weights as well, by checksums that travel beside the gradients.
 //
@@ -53,7 +53,7 @@ class Reducer {
   Group& group() const { return *group_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// That of a tensor alone is allocated when first asked for: a copy may never be needed.
+  /// Memory of a tensor alone is allocated when first requested: a copy may never be needed.
   const std::shared_ptr<std::byte>& memory(size_t bucket);
   /// A large tensor, alone in its bucket: lend() reduces it where it lies.
   bool in_place(int parameter) const {
@@ -62,9 +62,9 @@ class Reducer {
   const std::vector<BucketPlace>& places() const { return places_; }  // by parameter
 
   /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
-  /// prescale (in place when they already stand there), and launches what is complete. Of a sparse
-  /// gradient `sparse_dims` says how many dimensions are; it is given as a dense one as long as it
-  /// has room. Throws Error(invalid_argument) when the parameter is already marked in this step.
+  /// prescale (in place when they already stand there), and launches complete buckets.
+  /// `sparse_dims`: of a sparse gradient, which is given as a dense one as long as it has room.
+  /// Throws Error(invalid_argument) when the parameter is already marked in this step.
   void mark_ready(int parameter, const std::byte* gradient, int sparse_dims = 0);
   /// The same for a parameter that is in_place(), without a copy: the result will stand in
   /// `gradient`, whose `owner` is held as long as it takes.
@@ -131,7 +131,7 @@ class Reducer {
   /// By parameter: the sparse dimensions of gradients that have no room in the buckets, or will
   /// have none in the better plan; 0 of the others.
   const std::vector<int>& left_out() const { return left_out_; }
-  /// Of the stream: the same on all ranks, and no other reducer's.
+  /// The stream's key: the same on all ranks, and no other reducer's.
   uint64_t key() const { return stream()->key(); }
   const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
 
@@ -160,7 +160,7 @@ class Reducer {
   mutable std::mutex mutex_;        // guards everything below
   std::optional<BucketStep> step_;  // once all ranks have agreed
   ReadyOrder order_;
-  // What is marked of a gradient: 1 + its sparse dimensions.
+  // Marks of a gradient: kDense plus its sparse dimensions.
   static constexpr int kDense = 1, kAll = 255;
   struct Plan {
     std::vector<Parameter> parameters;
@@ -180,8 +180,8 @@ class Reducer {
   size_t marked_count_ = 0;
   size_t launched_ = 0;  // buckets
   bool rest_launched_ = false;
-  // By parameter the largest of `marked_` of all ranks, and again the smallest (as what lacks to
-  // 255); then, by rank, who abandoned its backward. Shared with the operation in flight.
+  // By parameter the largest of all ranks' `marked_`, and again the smallest (as 255 minus it);
+  // then, by rank, whether it abandoned its backward. Shared with the operation in flight.
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
 };
 

@@ -1,5 +1,5 @@
-// This rank's part of one bucket: the optimizer's state for it, and what becomes of its gradients
-// once they are folded.
+// This rank's part of one bucket: the optimizer's state for it, and the use of its gradients once
+// they are folded.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-/// What the next update does to one parameter.
+/// The next update of one parameter.
 struct ParameterUpdate {
   bool skipped = true;  // no rank has a gradient: value and state stay as they are
   UpdateKind kind = UpdateKind::sgd;
@@ -24,7 +24,7 @@ Slice part_of(const Bucket& bucket, int size, int rank);
 /// As an epilogue: makes new parameters and new state of reduced gradients.
 class Shard final : public Epilogue {
  public:
-  /// Of part_of(bucket, size, rank), with `slots` numbers of state for each of its elements, 0 at
+  /// Owns part_of(bucket, size, rank), with `slots` numbers of state for each of its elements, 0 at
   /// first.
   Shard(Bucket bucket, int size, int rank, size_t slots);
 
@@ -59,7 +59,7 @@ class PartNorm final : public Epilogue {
   void apply(std::byte* result, const std::byte* reduced, size_t first, size_t count) override;
   bool stores() const override { return false; }
 
-  /// Of one tile of one parameter; in order.
+  /// Adds the term of one tile of one parameter; tiles come in order.
   void add(double term);
   /// The sum of squares, or the largest magnitude, of the gradients that are not skipped.
   double total() const { return total_; }

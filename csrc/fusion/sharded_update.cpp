@@ -191,7 +191,7 @@ void ShardedUpdate::refuse_quitters() {
   if (!quitters.empty()) step_->refuse(quitters, "the step", "no parameter was updated");
 }
 
-/// What must be equal on all ranks, in the order in which a difference is reported.
+/// The facts that must be equal on all ranks, in the order in which a difference is reported.
 std::vector<std::string> ShardedUpdate::facts() const {
   std::vector<std::string> texts{std::string(kTaskNames[static_cast<size_t>(task_)])};
   for (const HyperParameters& h : groups_) texts.push_back(describe(options_.optimizer, h));
@@ -225,7 +225,7 @@ void ShardedUpdate::refuse_differences() {
   throw Error(ErrorCode::internal, "ranks disagree on an update, but what they do looks the same");
 }
 
-/// Zeros for the gradients that only others have, and what becomes of each parameter.
+/// Zeros the gradients that only other ranks have, and sets each parameter's update.
 void ShardedUpdate::prepare() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool used = (*flags_)[i] != 0;
@@ -261,7 +261,7 @@ void ShardedUpdate::make_epilogues() {
   }
 }
 
-/// What an operation on a bucket may use until it has ended.
+/// The memory that an operation on a bucket may use until it has ended.
 std::shared_ptr<const void> ShardedUpdate::memory_of(size_t bucket) const {
   using Memory = std::vector<std::shared_ptr<const void>>;
   return std::make_shared<Memory>(Memory{gradients_[bucket], values_[bucket], reduced_[bucket]});

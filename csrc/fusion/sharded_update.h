@@ -4,7 +4,7 @@
 //
 //   take() …       gradients, as backward makes them, into buckets that all ranks map
 //   begin()        says which gradients there are and what is to be done; waits for nobody
-//   wait()         a byte per parameter goes round: who has which gradient, whether all do the
+//   wait()         a byte per parameter goes round: each rank's gradients, whether all do the
 //                  same; then the buckets are updated
 //
 // Among several hosts there is no such memory: gradients are reduce-scattered, each rank updates
@@ -83,7 +83,7 @@ class ShardedUpdate {
   /// Whether this rank has a gradient of it in the present task.
   bool is_present(size_t parameter) const { return present_[parameter] != 0; }
   bool busy() const { return phase_ != Phase::resting; }
-  /// Of the reduced gradients times the factor; after a norm task.
+  /// The norm of the reduced gradients times the factor; after a norm task.
   double norm() const { return norm_; }
 
   /// From the next task on, in the same words on every rank: an update's wait() then throws

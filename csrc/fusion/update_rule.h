@@ -15,7 +15,7 @@ enum class Optimizer : uint8_t { sgd, adam };
 inline constexpr std::array<std::string_view, 2> kOptimizerNames{"sgd", "adam"};
 std::optional<Optimizer> optimizer_named(std::string_view name);
 
-/// Of one group of parameters. `decoupled` weight decay is AdamW's.
+/// The settings of one group of parameters. `decoupled` weight decay is AdamW's.
 struct HyperParameters {
   double rate = 0, weight_decay = 0;
   double momentum = 0, dampening = 0;        // sgd

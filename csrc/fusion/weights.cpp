@@ -20,7 +20,7 @@ bool differs(std::span<const WeightsRow> rows, size_t i) {
       rows, [&](const WeightsRow& row) { return row.checksums[i] != rows.front().checksums[i]; });
 }
 
-/// Who has which checksum of parameter i, in the order of ranks.
+/// The checksums of parameter i and the ranks that have each, in the order of ranks.
 RanksByValue givers_of(std::span<const WeightsRow> rows, size_t i) {
   RanksByValue givers;
   for (const WeightsRow& row : rows) {

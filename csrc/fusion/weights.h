@@ -21,7 +21,7 @@ struct WeightsRow {
   bool operator==(const WeightsRow&) const = default;
 };
 
-/// What an error says besides.
+/// Further facts for the error's text.
 struct WeightsContext {
   uint64_t step = 1;          // that has begun, from 1 on
   uint64_t equal_before = 0;  // the step before which they were the same; 0: never looked at
@@ -53,8 +53,8 @@ class WeightsWatch {
   }
   /// This rank's, in the model's order, for the present step.
   void show(std::vector<uint64_t> checksums);
-  /// Tells the other ranks what has been shown since the last time, or that nothing was. None where
-  /// it is not due.
+  /// Sends the other ranks the checksums shown since the last time, or that there were none. None
+  /// where it is not due.
   std::optional<Handle> launch(Group& group, const std::shared_ptr<Stream>& stream);
   /// When that is over: how weights differ between the ranks that have shown theirs.
   std::optional<Error> judge(const Group& group);
@@ -69,8 +69,8 @@ class WeightsWatch {
   std::string line_;
   uint64_t step_ = 1, equal_before_ = 0;
   std::vector<uint64_t> shown_;
-  // This rank's row, and after it those of all: whether it has shown something, and that. Shared
-  // with the operation in flight.
+  // This rank's row, then all ranks': whether checksums were shown, and those. Shared with the
+  // operation in flight.
   std::shared_ptr<std::vector<uint64_t>> rows_;
 };
 

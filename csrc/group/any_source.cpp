@@ -137,7 +137,7 @@ std::string AnySource::others() const {
   return text;
 }
 
-/// What is wrong is the whole group's, as with any operation.
+/// A failure is the whole group's, as with any operation.
 std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
   Operation& o = pending.request->operation;
   if (pending.started == TimePoint{}) {

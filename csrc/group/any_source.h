@@ -1,5 +1,5 @@
-// Receiving from whoever sends first: a request waits here until some rank has begun a send of its
-// tag, and then becomes this rank's end of that transfer.
+// Receiving from the first rank that sends: a request waits here until some rank has begun a
+// send of its tag, and then becomes this rank's end of that transfer.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-/// Of one group. The engine keeps it, until its group drops it.
+/// The receives of one group. The engine keeps it, until its group drops it.
 class AnySource : public Task {
  public:
   AnySource(Engine& engine, Membership group, std::shared_ptr<Pairs> pairs);
@@ -57,7 +57,7 @@ class AnySource : public Task {
   mutable std::mutex mutex_;  // guards pending_
   std::deque<Pending> pending_;
   std::atomic<bool> waiting_{false};  // there are some
-  int next_ = 0;                      // whoever was served last comes last
+  int next_ = 0;                      // the rank that was served last comes last
 };
 
 }  // namespace farandole

@@ -1,4 +1,4 @@
-// What a rank can see of its own arguments before anything is sent.
+// The arguments of a collective, and the checks that a rank makes by itself before it sends.
 #pragma once
 
 #include <memory>

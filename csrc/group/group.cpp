@@ -161,7 +161,7 @@ void Group::prepare(Operation& operation, const Stream& stream, Buffer input, Bu
   if (!operation.algorithm.empty() && !operation.on_devices) stream.require_backend(operation);
 }
 
-/// What every operation has of its options.
+/// Moves the options that every operation has.
 void Group::fill(Operation& operation, Options&& o) const {
   operation.name = std::move(o.name);
   operation.bundle = std::move(o.bundle);

@@ -78,8 +78,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// them. Complete when the receiver has the data.
   Handle submit_between(int peer, int tag, Buffer data, Options options, bool caller_waits = false);
 
-  /// The same for whoever sends first by this tag; who is in need of a turn is served in turn. A
-  /// death in the group ends it, as it ends all that the dead rank may be part of. Says who sent,
+  /// The same for the first rank that sends by this tag; senders are served in turn. A death in the
+  /// group ends it, as it ends all that the dead rank may be part of. The number is the sender's,
   /// once it is complete.
   std::pair<Handle, std::shared_ptr<const int>> submit_from_any(int tag, Buffer data,
                                                                 Options options = {});
@@ -87,8 +87,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// A stream of its own order, for a Reducer or a traced program. Opened in the same order on
   /// every member; waits for nobody.
   std::shared_ptr<Stream> open_stream(std::string label);
-  /// The stream that operations by name run on: opened by whoever comes first, since its number is
-  /// its own.
+  /// The stream that operations by name run on: opened by the first that needs it, since its
+  /// number is its own.
   std::shared_ptr<Stream> stream_of_names();
   /// The stream of submit(), run() and submit_all().
   const std::shared_ptr<Stream>& program_order() const { return program_order_; }
@@ -144,8 +144,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::atomic<const Stream*> newest_{nullptr};  // of program_order_ or pairs_
   BufferPool pool_;
   std::atomic<bool> submitting_{false};
-  // Of run(), guarded by submitting_: the request of the call before, null while in use, and what
-  // that call said.
+  // For run() alone, guarded by submitting_: the request of the call before (null while in use),
+  // and that call.
   std::shared_ptr<Request> spare_;
   PlainCall checked_;
   uint64_t next_stream_ = 1;

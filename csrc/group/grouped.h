@@ -10,14 +10,13 @@
 
 namespace farandole {
 
-/// Which arrays of a call travel as one operation, by index; of no arrays one operation without
-/// any.
+/// The arrays of each operation, by index. A call of no arrays is one operation without any.
 std::vector<std::vector<size_t>> plan_grouped(const Options& call,
                                               const std::vector<Operand>& operands, int size,
                                               const PackLimits& limits);
-/// What the ranks agree on before the first of them; null for one array.
+/// The facts that ranks agree on before the first of them; null for one array.
 std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands);
-/// What such an operation is called, of a call of so many arrays.
+/// The name of one of these operations. `arrays`: of the whole call.
 std::string name_of_part(const Options& call, const std::vector<size_t>& members, size_t arrays);
 
 /// The operations of one call, refused together where ranks give other arrays (stream/bundle.h); of

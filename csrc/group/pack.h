@@ -47,11 +47,11 @@ class Pack {
   /// `size`: ranks.
   Pack(Collective kind, int size, std::vector<Operand> operands);
 
-  /// What is run, once it is full.
+  /// The operand of the operation, once the pack is full.
   const Operand& operand() const { return whole_; }
   /// Holds its memory, and what else the operation needs: its owner may go before it ends.
   std::shared_ptr<const void> kept_with(std::shared_ptr<const void> other) const;
-  /// What lies where in it, one behind the other: parts of the arrays.
+  /// The parts of arrays in it, one behind the other.
   std::vector<Buffer> inputs() const;
   std::vector<Buffer> outputs() const;
   /// Elements of each owner, of a reduce_scatter; none of others.
@@ -99,8 +99,8 @@ class PackGate : public Gate {
   bool filled_ = false;
 };
 
-/// `run`: Options or an Operation, which then runs on the pack: filled once what is on its way has
-/// come, and kept as long.
+/// `run`: Options or an Operation, which then runs on the pack. The pack is filled once the arrays
+/// have come, and kept until the operation has ended.
 template <typename Run>
 void run_on(const std::shared_ptr<Pack>& pack, Run& run) {
   run.gate = std::make_shared<PackGate>(run.gate, pack);

@@ -28,7 +28,7 @@ class Pairs {
  public:
   static constexpr size_t kMost = 256;
 
-  /// The pair's stream, opened by whoever comes first. Any thread. Throws Error(resource) when
+  /// The pair's stream, opened by the first that needs it. Any thread. Throws Error(resource) when
   /// there are too many.
   std::shared_ptr<Stream> stream(Engine& engine, const Membership& group, const Pair& pair);
 

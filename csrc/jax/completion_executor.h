@@ -1,9 +1,9 @@
 // Threads that see calls through to their end: a courier drives the engine until the call is over,
-// as whoever waits does, and completes XLA's future.
+// as any waiting thread does, and completes XLA's future.
 //
-// Who completes a future may go on with the program that waited for it, for as long as that has
-// work. A courier that is away on such an errand holds nobody up: with no other at home, one more
-// is hired.
+// To complete a future may run the program that waited for it, on the same thread, for as long as
+// that has work. No call waits for a courier that is away on such an errand: with no other at home,
+// one more is hired.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +17,7 @@ class CompletionExecutor {
  public:
   using Errand = std::function<void()>;
 
-  /// Those of this process; they end with it.
+  /// The threads of this process; they end with it.
   static CompletionExecutor& all();
   /// Any thread; waits for nobody.
   void send(Errand errand);

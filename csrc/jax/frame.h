@@ -1,4 +1,4 @@
-// What stands in the frame of a call, checked.
+// The contents of a call's frame, checked.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-/// What is thrown for a frame that is not as it should be.
+/// The error for a frame that is not as it should be.
 Error invalid_call(const std::string& text);
 
 std::string_view text_of(const ffi::Attributes& all, std::string_view name);

@@ -14,8 +14,8 @@ class FusedCall {
   /// Throws Error(invalid_argument) for what this rank can know to be wrong.
   FusedCall(std::shared_ptr<Group> group, JaxCall call);
 
-  /// Submits all operations to the stream, in the order that all ranks have. Whoever launches has
-  /// finish() called, by itself or by another thread that is at hand.
+  /// Submits all operations to the stream, in the order that all ranks have. The thread
+  /// that launches has finish() called, by itself or by another thread that is at hand.
   void launch(const std::shared_ptr<Stream>& stream);
   /// finish() would not wait.
   bool is_over() const { return operations_.done(); }

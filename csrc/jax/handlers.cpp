@@ -111,7 +111,7 @@ std::optional<Error> compare_weights(ffi::CallFrame& frame, const std::shared_pt
   return answer_weights(frame);
 }
 
-/// What answers a call of a program on a CUDA device, by what does on the host.
+/// Makes a handler of calls on a CUDA device from the handler of calls on the host.
 template <typename Body>
 auto on_cuda(const Body& body) {
   return [body](ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>& channel) {
@@ -131,7 +131,7 @@ Current& current() {
   return *place;
 }
 
-/// What `body` says of a call: the error that it returns or throws, which the channel notes.
+/// Answers a call with the error that `body` returns or throws, if any. The channel notes it.
 template <typename Body>
 ffi::Error* answer(ffi::CallFrame& frame, const Body& body) {
   if (introduce(frame)) return nullptr;

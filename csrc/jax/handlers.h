@@ -1,4 +1,4 @@
-// What XLA calls.
+// The functions that XLA calls.
 #pragma once
 
 #include <memory>

@@ -28,7 +28,7 @@ uint64_t stream_of(const ffi::CallFrame& frame) {
   return reinterpret_cast<uint64_t>(asked.stream);
 }
 
-/// Of the first array that has an address: all of a call are on one device.
+/// The device of the first array that has an address: all arrays of a call are on one device.
 int device_of(const ffi::CallFrame& frame) {
   for (const ffi::Values* values : {&frame.arguments, &frame.results})
     for (int64_t i = 0; i < values->size; ++i) {
@@ -90,7 +90,7 @@ class HostFrame {
 };
 
 /// Looks whether a call's arrays have come, for a thread that waits until they have: copies wake
-/// whoever drives the engine.
+/// the thread that drives the engine.
 class Arrival : public Task {
  public:
   Arrival(Engine& engine, StagedCopies& copies) : engine_(engine), copies_(&copies) {}

@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-/// That of what is offered now: a name may be part of one call, and then of another.
+/// The note of the present offers: a name may be part of one call, and then of another.
 constexpr auto note_of = [](const auto& tally) -> const std::string& {
   for (const auto& offer : tally.offers)
     if (offer.signature) return offer.signature->note;

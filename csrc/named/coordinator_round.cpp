@@ -53,7 +53,7 @@ void Coordinator::settle(Tally& tally) {
   reset(tally);
 }
 
-/// The operation runs on a signature that somebody has not heard yet.
+/// The operation runs on a signature that some member has not received yet.
 void Coordinator::agree(Tally& tally, const Set& set, std::span<const Signature* const> by_member,
                         bool absent) {
   const Signature& signature =
@@ -64,7 +64,7 @@ void Coordinator::agree(Tally& tally, const Set& set, std::span<const Signature*
   for (size_t m = 0; m < by_member.size(); ++m) {
     const auto begin = static_cast<std::ptrdiff_t>(m * each);
     if (by_member[m] == nullptr)
-      extents.resize(extents.size() + each);  // who has joined has nothing
+      extents.resize(extents.size() + each);  // a member that has joined has nothing
     else if (tally.offers[m].state == Offer::State::ready)
       extents.insert(extents.end(), tally.extents.begin() + begin,
                      tally.extents.begin() + begin + static_cast<std::ptrdiff_t>(each));

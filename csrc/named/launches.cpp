@@ -50,7 +50,7 @@ void Launches::add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& 
   proxies_.push_back(std::move(request));
 }
 
-/// What cannot be begun here ends everywhere: others wait for it.
+/// A launch that cannot begin here fails everywhere: other ranks wait for it.
 void Launches::fail(Launch& launch, const Error& error) {
   launch.set->membership.detector->report(error);
   launch.request->error = launch.set->membership.detector->verdict().value_or(error);

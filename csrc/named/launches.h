@@ -23,12 +23,12 @@ class Launches {
 
   bool travels_alone(size_t bytes) const { return limits_.travels_alone(bytes); }
 
-  /// One operation that is next in the agreed order. Stand-ins are owned until they have finished.
-  /// What throws has added nothing.
+  /// Adds the next operation of the agreed order; a call that throws adds nothing. Stand-ins are
+  /// owned until they have finished.
   void add(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
   void add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& set,
                  std::span<const int64_t> extents);
-  /// What was added since the last time was ordered together, and is planned together.
+  /// Plans the operations added since the last call together: they were ordered together.
   void end_round();
 
   /// Moves everything on by a bounded piece; true if anything moved. Requests that have ended are
@@ -41,7 +41,7 @@ class Launches {
     NamedRequest* request;
     size_t part;
     const NamedSet* set;
-    std::shared_ptr<Request> alone;  // for what is never packed
+    std::shared_ptr<Request> alone;  // of an operation that is never packed
   };
   struct Launch {
     const NamedSet* set;

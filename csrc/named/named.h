@@ -3,8 +3,8 @@
 //   submit (any thread)  ─inbox─►  the negotiator  ─order─►  launches  ─►  finished
 //
 // Everything behind the inbox is done by the thread that polls the engine; nothing there waits.
-// Messages go between rank 0 and the others, whatever the sets; what is ordered runs on one stream
-// for each set.
+// Messages go between rank 0 and the others, whatever the sets. Each set has one stream for ordered
+// operations.
 #pragma once
 
 #include <array>
@@ -64,9 +64,9 @@ class Named : public Task {
   bool wait(NamedRequest& request, Deadline until);
   /// Gives a finished request back.
   void release(NamedRequest* request);
-  /// What waits for its order.
+  /// The operations that wait for their order, in words.
   std::string describe();
-  /// Drives until nothing that others need is unsent, for a rank that leaves.
+  /// Drives until all messages that others need are sent, for a rank that leaves.
   void flush(Deadline until);
   /// For rank 0 that leaves: orders what others do in sets without it, until they have left, too.
   void serve(const std::function<void()>& interrupted);
@@ -146,7 +146,7 @@ class Named : public Task {
   std::atomic<int> unfinished_{0};
   bool joining_ = false;
 
-  // Of the polling thread.
+  // State of the polling thread.
   std::vector<std::shared_ptr<SetState>> polled_sets_;
   Participant participant_;
   std::unique_ptr<Coordinator> coordinator_;         // rank 0 alone

@@ -1,4 +1,4 @@
-// What the negotiator's messages are about: what follows each tag is in
+// The tags of the negotiator's messages. The fields that follow each tag are in
 // named/negotiation_messages.h.
 #pragma once
 
@@ -19,7 +19,7 @@ enum class Ordered : uint8_t {
   agreed,  // a name that was offered, with what is new about it
   by_proxy,
   refused,
-  late,  // who has not submitted it
+  late,  // the ranks that have not submitted it
   forget,
   joined,
 };

@@ -1,7 +1,7 @@
 // How ranks that submit operations by name, in any order, agree on one order of them.
 //
 //   member                               rank 0, the coordinator
-//     submit 'x' ──ready: bit of its id──►  counts who has submitted it
+//     submit 'x' ──ready: bit of its id──►  counts members that have submitted it
 //         (a name or description that is new: all of it, once)
 //     run 'x'    ◄──round: ids in order──   when all members of its set have
 //
@@ -9,13 +9,13 @@
 // is bytes; every pair of ends keeps the order of its messages, and that is all that is asked.
 //
 // An id is a number for a name and the signature that all members agreed on. Ids are bounded: the
-// one longest unused is taken back, from everybody in the same round. A member that had already
+// one longest unused is taken back, from all members in the same round. A member that had already
 // offered it when the news came offers the name again in full; the coordinator knows such stale
 // offers by the newest round that their sender had seen.
 //
 // A barrier may open a call of several operations, whose notes are its name. A rank that comes to
-// the barrier again has left its call: what of it still waits for somebody never will be complete,
-// and is refused.
+// the barrier again has left its call: its operations that still wait can never be complete, and
+// are refused.
 #pragma once
 
 #include <list>
@@ -47,7 +47,7 @@ struct Name {
   void* owner = nullptr;
 };
 
-/// What the order says to one rank.
+/// One decision of the order, as one rank receives it.
 struct Decision {
   enum class What : uint8_t {
     run,        // the next operation is `name`
@@ -56,7 +56,7 @@ struct Decision {
     late,       // `ranks` have not submitted `name` yet
     forget,     // `name` has no id any more
     joined,     // all ranks have; `last` was the last
-    round_end,  // what came since the last one was ordered together
+    round_end,  // the decisions since the last one were ordered together
   };
   struct More {
     Signature signature;
@@ -104,7 +104,7 @@ class Participant {
   uint32_t next_number_ = 0;
 };
 
-/// Rank 0's other end: everybody's.
+/// Rank 0's end, which serves all ranks.
 class Coordinator {
  public:
   Coordinator(int ranks, size_t capacity);
@@ -120,7 +120,7 @@ class Coordinator {
   /// The next message for `rank`; false when there is nothing to say.
   bool take_message(int rank, std::vector<std::byte>& message);
 
-  /// What some members have submitted and others have not.
+  /// An operation that some members have submitted and others have not.
   struct Waiting {
     const Signature* signature;
     TimePoint since;
@@ -128,7 +128,7 @@ class Coordinator {
     uint64_t arrival;  // tells operations apart
   };
   std::vector<Waiting> waiting() const;
-  /// Tells those who have submitted it who has not.
+  /// Notifies the ranks that have submitted it of those that have not.
   void tell_late(const Waiting& what);
   /// Refuses, on all who have submitted them, operations of one name that wait since `before` for
   /// each other's ranks: another collective, or in another set. Names of these do not meet, so it
@@ -208,7 +208,7 @@ class Coordinator {
   std::vector<uint32_t> free_ids_;
   std::list<Tally*> uses_;  // those with ids, the longest unused first
   std::vector<Tally*> complete_;
-  int parts_ = 0, barriers_ = 0;  // of calls, and what may open them: that somebody has offered
+  int parts_ = 0, barriers_ = 0;  // of calls, and what may open them: that some member has offered
   std::vector<bool> joined_;
   size_t joined_count_ = 0;
   int last_joined_ = -1;

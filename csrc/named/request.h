@@ -23,7 +23,7 @@ struct NamedTensor : Operand {
 
 struct NamedRequest;
 
-/// Hears of a request whose owner does not wait for it, or makes the memory of its results.
+/// Is notified of the end of a request whose owner does not wait, or makes memory for its results.
 class NamedListener {
  public:
   virtual ~NamedListener() = default;
@@ -34,7 +34,7 @@ class NamedListener {
   virtual void finished(NamedRequest& request) = 0;
 };
 
-/// What somebody asks for by name. Refers to the caller's memory.
+/// The arguments of an operation by name. Refers to the caller's memory.
 struct NamedCall : CollectiveSpec {  // the root: a world rank
   explicit NamedCall(const CollectiveSpec& what = {}) : CollectiveSpec(what) {}
 
@@ -45,10 +45,10 @@ struct NamedCall : CollectiveSpec {  // the root: a world rank
   std::span<const std::shared_ptr<OnDevices>> on_devices;
   std::span<const int64_t> splits;
   std::string_view note;              // compared between ranks, line by line
-  NamedListener* listener = nullptr;  // lives until it has heard the end; null: the core makes room
-  bool waits = true;                  // somebody will wait; else the listener is told the end
+  NamedListener* listener = nullptr;  // lives until it is notified; null: the core makes room
+  bool waits = true;                  // a thread will wait; else the listener is notified
   std::shared_ptr<Gate> gate;         // of its operations: tensors are still on their way here
-  Completion completion;              // as an operation's; nothing where the listener is told
+  Completion completion;              // as an operation's; nothing where the listener is notified
 };
 
 /// A set of ranks as a member sees it.
@@ -91,7 +91,7 @@ struct NamedRequest {
   std::shared_ptr<Gate> gate;
   Completion completion;
 
-  // Of a request that stands in for a rank that has joined: it owns itself.
+  // For a rank that has joined: a stand-in owns its signature and memory.
   std::unique_ptr<Signature> signature;
   std::vector<std::unique_ptr<std::byte[]>> memory;
 

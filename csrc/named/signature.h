@@ -1,4 +1,4 @@
-// What an operation submitted by name is, as ranks describe it to each other and compare it.
+// The signature of an operation submitted by name, which ranks exchange and compare.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Signature : CollectiveSpec {  // the root: a world rank
   bool operator==(const Signature&) const = default;
 
   std::string title() const { return std::string(name_of(kind)) + " '" + name + "'"; }
-  /// What operations meet by.
+  /// The key by which the ranks' submissions meet.
   std::string key() const {
     return std::to_string(set) + '\x1f' + std::string(name_of(kind)) + '\x1f' + name;
   }
@@ -49,8 +49,7 @@ std::vector<int64_t> extents_of(const Signature& signature);
 /// How many, of an operation of this signature in a set of that size.
 size_t extents_count(const Signature& signature, size_t members);
 
-/// What `check` of named/request.h lets through, for what has come from another rank. Throw
-/// Malformed.
+/// Accept what `check` of named/request.h accepts, for data from another rank. Throw Malformed.
 void check_signature(const Signature& signature, const std::vector<int>& members);
 void check_extents(const Signature& signature, size_t members, std::span<const int64_t> extents);
 

@@ -1,4 +1,4 @@
-// What the thread that polls does for operations by name: messages, the order, what it decides.
+// The polling thread's work for operations by name: messages, the order, its decisions.
 #include <algorithm>
 #include <utility>
 
@@ -26,7 +26,7 @@ bool Named::poll(TimePoint) {
   return moved;
 }
 
-/// What was decided cannot be understood, or kept: the world fails.
+/// A decision cannot be understood, or carried out: the world fails.
 void Named::give_up(const Error& error) {
   decisions_.clear();
   polled_sets_[0]->set.membership.detector->report(error);
@@ -190,8 +190,8 @@ void Named::check_rank(int rank) const {
     WireReader::malformed("rank " + std::to_string(rank));
 }
 
-/// What cannot be launched here fails its set: the others wait for this rank. It ends as what
-/// waits for its order does.
+/// An operation that cannot be launched here fails its set: the others wait for this rank. It ends
+/// as operations that wait for their order do.
 void Named::apply_order(Decision& d) {
   const Signature& signature =
       d.what == Decision::What::by_proxy ? d.more->signature : d.name->signature;
@@ -257,13 +257,13 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
   engine_.note_finished();
 }
 
-/// Before whoever waits may release it.
+/// Called before the waiting thread may release the request.
 void Named::complete(NamedRequest& request) {
   engine_.complete([completion = std::exchange(request.completion, nullptr),
                     error = request.error] { completion(error ? &*error : nullptr); });
 }
 
-/// Listeners hear of it once the token is free.
+/// Notifies listeners once the token is free.
 void Named::tell(std::vector<NamedRequest*> requests) {
   engine_.driver().count_unattended(-static_cast<int>(requests.size()));
   engine_.complete([requests = std::move(requests)] {
@@ -272,8 +272,8 @@ void Named::tell(std::vector<NamedRequest*> requests) {
   });
 }
 
-/// From here on the name may be forgotten, whether or not anybody has taken the result. One that
-/// does not last is gone at once; where no order came, the participant still knows it.
+/// From here on the name may be forgotten, whether or not its result was taken. One that does not
+/// last is gone at once; where no order came, the participant still knows it.
 void Named::part_from_name(NamedRequest& request) {
   const Name& name = *std::exchange(request.name, nullptr);
   static_cast<Entry*>(name.owner)->request = nullptr;

@@ -1,4 +1,4 @@
-// What goes wrong while names wait for their order: deaths, ranks that left, ranks that never come.
+// Failures while names wait for their order: deaths, ranks that left, ranks that never come.
 #include <algorithm>
 
 #include "base/hash.h"
@@ -10,7 +10,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kBetweenWarnings = std::chrono::seconds(60);
-// For rank 0 to say who is missing: before a warning, and before it is blamed itself.
+// Time for rank 0 to name missing ranks: before a warning, and before it is blamed itself.
 constexpr Duration kGrace = std::chrono::milliseconds(500), kMostGrace = std::chrono::seconds(5);
 constexpr size_t kMostNames = 8;  // in one warning
 
@@ -61,7 +61,7 @@ void Named::list_waits(WaitList& list) const {
         Wait wait;
         wait.key = hash.value();
         if (!request->ordered) wait.kind = Wait::named;
-        // Of a large set, those of whom rank 0 says so.
+        // In a large set, only the ranks that rank 0 reports as missing.
         const bool large = state->set.members.size() > Wait::kRanks + 1;
         for (const int r : large && request->told ? request->missing : state->set.members)
           if (r != rank_) wait.need(r);
@@ -75,8 +75,8 @@ void Named::fail_waits(const Error& error) {
     if (state->unordered > 0) state->set.membership.detector->report(error);
 }
 
-/// Deaths end what waits for the dead, whoever sees them. Whether one that left in good order is
-/// missed is known to rank 0 alone; and whether rank 0 is, to those who wait for its order.
+/// Operations that wait for a dead rank fail on any rank that sees the death. Only rank 0 knows
+/// whether a rank that left in good order is missed. Ranks that wait for its order miss rank 0.
 void Named::check_ranks() {
   const EngineView view = engine_.view();
   if (coordinator_) {
@@ -96,14 +96,14 @@ void Named::check_ranks() {
     };
     for (const int r : state->set.members)
       if (r == rank_ || !has_left(view, r)) report_absent(r);
-    // What rank 0 sent before has been read. Of sets without it, it serves until it has gone.
+    // Messages that rank 0 sent before were read. It serves sets without it until it has gone.
     const bool among = std::ranges::find(state->set.members, 0) != state->set.members.end();
     const bool serves = view.host->segment->state_of(0) == RankState::leaving;
     if (!coordinator_ && (among || !serves || (*view.dead)[0])) report_absent(0);
   }
 }
 
-/// Those who have joined wait for all others, whatever these do.
+/// Ranks that have joined wait for all others, whatever these do.
 void Named::check_joins() {
   const EngineView view = engine_.view();
   for (const int r : coordinator_->not_joined()) {

@@ -81,7 +81,7 @@ Cost direct_all_to_all_cost(const Shape& shape) {
   return {.rounds = others, .bytes = others * block};
 }
 
-/// What is packed and unpacked costs about what folding it would.
+/// Packing and unpacking cost about as much as folding the same data.
 Cost bruck_all_to_all_cost(const Shape& shape) {
   double blocks = 0;
   for (int bit = 1; bit < shape.size; bit *= 2) blocks += hopping(shape.size, bit);

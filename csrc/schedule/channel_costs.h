@@ -1,4 +1,4 @@
-// What schedules over byte channels cost: the numbers from which a planner is chosen.
+// The costs of schedules over byte channels: the numbers from which a planner is chosen.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@ namespace farandole {
 
 /// In seconds. The defaults are orders of magnitude: good enough to tell latency from bandwidth.
 struct ChannelCosts {
-  double round = 5e-6;    // a message somebody waits for: a hand-over between polling ranks
+  double round = 5e-6;    // a message that a rank waits for: a hand-over between polling ranks
   double message = 5e-7;  // a message that is there already
   double byte = 1 / 5e9;  // copied in and out of the channel
   double folded_byte = 1 / 10e9;
-  // Of several hosts: between ranks that share one. `byte` is what a host's link takes then.
+  // With several hosts: between ranks that share one. `byte` is then the time of a host's link.
   double inner_round = 5e-6;
   double inner_byte = 1 / 5e9;
   int lanes = 2;  // that large data are spread over: a second one fills the waits of the first,

@@ -1,4 +1,4 @@
-// What a collective is, besides its buffers: made once, where it is asked for, and carried down.
+// A collective without its buffers: made once, where it is requested, and passed down.
 #pragma once
 
 #include "base/reduce_op.h"
@@ -6,7 +6,7 @@
 
 namespace farandole {
 
-/// What a collective has no use for is ignored.
+/// Fields that a collective has no use for are ignored.
 struct CollectiveSpec {
   Collective kind = Collective::barrier;
   ReduceOp op = ReduceOp::sum;

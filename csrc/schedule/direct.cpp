@@ -1,5 +1,5 @@
-// Direct: everybody sends chunk r to its owner r, who folds all of them in canonical order and, for
-// all_reduce, sends the result to everybody. The least bytes, in canonical order, whatever the
+// Direct: every rank sends chunk r to its owner r, which folds all of them in canonical order and,
+// for all_reduce, sends the result to all. The least bytes, in canonical order, whatever the
 // size; the price is a message for every pair. In turn k a rank sends k places to the right and
 // receives from k to the left, so that no rank is ever the target of two.
 #include <algorithm>
@@ -19,7 +19,7 @@ Turn turn(const Shape& shape, int k) {
   return {(shape.rank + k) % shape.size, (shape.rank + shape.size - k) % shape.size};
 }
 
-/// What reduces one segment of one lane after the other.
+/// Adds the steps that reduce one segment of a lane after the other.
 class DirectReduce {
  public:
   DirectReduce(const Shape& shape, size_t scratch)

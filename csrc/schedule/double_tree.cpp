@@ -45,7 +45,7 @@ class BinaryTree {
   int size_;
 };
 
-/// Which rank sits where in the tree of a lane.
+/// The positions of ranks in the tree of a lane.
 class Seating {
  public:
   Seating(int size, int lane) : size_(size), second_(lane % 2 == 1) {}

@@ -60,7 +60,7 @@ class Doubling {
     if (other < needed || me < needed) events_.push_back(event);
   }
 
-  /// In line: left [0, q), right [0, q), then left [q, p), who know nothing yet.
+  /// In line: left [0, q), right [0, q), then left [q, p), which have nothing yet.
   void spread(int begin, int left, int right) {
     const int me = rank_ - begin, size = left + right;
     const int mine = me >= left ? me - left + right : me < right ? me : me + right;

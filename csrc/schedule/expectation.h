@@ -1,4 +1,4 @@
-// What a collective means, element by element: what every rank is given and should be left with.
+// The meaning of a collective, element by element: each rank's input, and its expected output.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,10 @@ class Expectation {
 
   Extents extents(int rank) const;
 
-  /// What stands in a rank's input; nothing where it is not read.
+  /// The contents of a rank's input; empty where it is not read.
   std::vector<Origin> input(int rank) const;
 
-  /// What should stand in its output. Of what is folded only `element` counts: all leaves are in.
+  /// The contents its output should have. In a fold only `element` counts: all leaves are in it.
   std::vector<Origin> output(int rank) const;
 
  private:

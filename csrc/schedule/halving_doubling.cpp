@@ -45,8 +45,8 @@ Place place_of(const Shape& shape) {
   return place;
 }
 
-/// What rank i of a block has after `cuts` halvings: the half that bit 0 of i says, of that the
-/// half that bit 1 says, and so on.
+/// The piece of rank i of a block after `cuts` halvings: bit 0 of i picks a half, bit 1 a half of
+/// that, and so on.
 Slice piece(Slice data, int i, int cuts) {
   for (int bit = 0; bit < cuts; ++bit) data = part(data, 2, (i >> bit) & 1);
   return data;

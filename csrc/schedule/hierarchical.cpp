@@ -48,7 +48,7 @@ std::vector<HostPartial> whole_hosts(const Hosts& hosts) {
   return all;
 }
 
-/// What one rank does to reduce one chunk after the other.
+/// Adds one rank's steps to reduce one chunk after the other.
 class Hierarchy {
  public:
   Hierarchy(const Shape& shape, std::vector<HostPartial> (*divide)(const Hosts&))
@@ -194,7 +194,7 @@ class Hierarchy {
     }
   }
 
-  /// Of this rank's part.
+  /// The leader of this rank's part on that host.
   int leader(int host) const { return hosts_.ranks[static_cast<size_t>(host)][place_]; }
 
   void spread_inside(Lane& lane, Slice chunk) const {

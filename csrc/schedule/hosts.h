@@ -1,4 +1,4 @@
-// Which ranks of a shape share a host.
+// The hosts of a shape, and the ranks on each.
 #pragma once
 
 #include <cstddef>

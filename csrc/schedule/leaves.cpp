@@ -7,7 +7,7 @@
 namespace farandole {
 namespace {
 
-/// What of the node that begins with leaf `begin` lies with one owner.
+/// Splits the node that begins with leaf `begin` into the largest nodes with one owner each.
 void cover(std::vector<Partial>& partials, std::span<const int> owner_of, int begin) {
   const int size = static_cast<int>(owner_of.size()), owner = owner_of.front();
   if (std::ranges::all_of(owner_of, [&](int other) { return other == owner; })) {
@@ -26,7 +26,7 @@ size_t spare_rows(int leaves) {
   return std::max(spare_rows(lower), upper > 1 ? 1 + spare_rows(upper) : 0);
 }
 
-/// What of input a lane looks at, in stretches that neither touch nor overlap.
+/// The parts of input that a lane reads, as slices that neither touch nor overlap.
 std::vector<Slice> input_of(const Lane& lane) {
   std::vector<Slice> slices;
   for (const Step& step : lane)

@@ -21,7 +21,7 @@ struct Partial {
 
 /// In the order of leaves, whose owners are given.
 std::vector<Partial> partials_of(std::span<const int> owner_of);
-/// Of all ranks.
+/// The partials of all ranks.
 std::vector<Partial> partials_of(const Shape& shape);
 
 /// Whether every rank's leaves are one partial, equally many on each, so that the tree over ranks

@@ -1,4 +1,4 @@
-// What moves data and folds nothing: all-gather (Bruck), broadcast (scatter, then a ring), barrier
+// Collectives that fold nothing: all-gather (Bruck), broadcast (scatter, then a ring), barrier
 // (dissemination). Nothing is scaled here. Ring, direct and binomial forms live with their like.
 #include "schedule/algorithms.h"
 #include "schedule/slicing.h"
@@ -63,7 +63,7 @@ Schedule bruck_all_gather(const Shape& shape) {
 }
 
 /// Down a binomial tree every rank is sent the chunks of its subtree; then a ring passes around
-/// what is still missing. Ranks are counted from the root, who sends about twice the data instead
+/// what is still missing. Ranks are counted from the root, which sends about twice the data instead
 /// of log2(size) times.
 Schedule scatter_ring_broadcast(const Shape& shape) {
   const BinomialTree tree{shape.size};
@@ -103,8 +103,8 @@ Schedule scatter_ring_broadcast(const Shape& shape) {
   return schedule;
 }
 
-/// In the round at distance d everybody sends a token d to the right and waits for one from d to
-/// the left; after it, whoever hears has heard of 2d ranks. The token is one element whose value
+/// In the round at distance d every rank sends a token d to the right and waits for one from d to
+/// the left. After it, each knows that 2d ranks have come. The token is one element whose value
 /// means nothing: scratch[0] goes out, scratch[1] takes what comes. One lane, whatever the shape
 /// says.
 Schedule dissemination_barrier(const Shape& shape) {
@@ -118,7 +118,7 @@ Schedule dissemination_barrier(const Shape& shape) {
   return schedule;
 }
 
-/// In every round somebody waits for the longest stretch.
+/// In every round some rank waits for the longest stretch.
 Cost bruck_all_gather_cost(const Shape& shape) {
   const auto longest = [&](int shares) {
     size_t most = 0;

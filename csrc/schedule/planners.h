@@ -16,7 +16,7 @@ void require_valid(Collective collective, const Shape& shape);
 /// Every rank's schedule; `world.rank` does not count.
 std::vector<Schedule> plan_world(const Planner& planner, Shape world);
 
-/// What is between two ranks: all of it from the root to the other one.
+/// A transfer between two ranks: all data go from the root to the other rank.
 Schedule plan_between_two(const Shape& shape);
 
 /// The row, or null when `collective` has no planner of that name.
@@ -25,12 +25,12 @@ const Planner* find_planner(Collective collective, std::string_view name);
 /// Whether `planner` fits the shape and its order is good enough for the level.
 bool is_allowed(const Planner& planner, const Shape& shape, Determinism level);
 
-/// The row somebody insists on. Throws Error(invalid_argument) when it is unknown, does not fit or
+/// The row that a caller names. Throws Error(invalid_argument) when it is unknown, does not fit or
 /// is below the level; the message says which, and lists those that are allowed.
 const Planner& require_planner(Collective collective, std::string_view name, const Shape& shape,
                                Determinism level);
 
-/// What the model expects of a planner, in seconds:
+/// The time that the model predicts for a planner, in seconds:
 ///
 ///   round * rounds + inner_round * inner_rounds + message * messages +
 ///   bytes_per_element * (byte * bytes + inner_byte * inner_bytes + folded_byte * folds)

@@ -1,4 +1,4 @@
-// Ring: everybody passes chunks to the right, as many turns as there are other ranks.
+// Ring: every rank passes chunks to the right, as many turns as there are other ranks.
 //
 //   reduce-scatter, chunk 0 of four ranks:   1 ─► 2 ─► 3 ─► 0      starts right of its owner and
 //   all-gather, chunk 0:                     0 ─► 1 ─► 2 ─► 3      ends, complete, with it
@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-/// What is folded is dealt out like this; all_reduce has even shares.
+/// The owner's part of folded data, as in reduce_scatter; all_reduce has even shares.
 Slice folded_chunk(const Shape& shape, int owner, int lane) {
   return chunk_of(Collective::reduce_scatter, shape, owner, lane);
 }

@@ -1,6 +1,6 @@
 // Gather and scatter: every rank's share to the root, or from it.
 //
-//   direct     everybody deals with the root itself: the fewest bytes, and a message for every rank
+//   direct     each rank deals with the root itself: the fewest bytes, and a message for each rank
 //   binomial   shares travel along a BinomialTree over ranks counted from the root, a whole subtree
 //              in one message: few messages, all ranks' shares at the root's side
 #include <algorithm>
@@ -49,7 +49,7 @@ class Subtrees {
 
   Slice own() const { return place(me_, me_ + 1); }
 
-  /// What a rank keeps while it passes subtrees on.
+  /// Elements of scratch that a rank needs to pass subtrees on.
   size_t scratch() const {
     return me_ == 0 || !tree_.has_children(me_) ? 0 : span(me_, tree_.end(me_));
   }

@@ -1,20 +1,20 @@
 // Collectives among ranks that read each other's memory: no messages, each takes what it needs.
 //
-// One table says what a rank takes of another's input and where that stands in its own output; what
-// folds, folds what it takes of all of them. Every path over shared memory follows it.
+// One table says which part of another's input a rank takes, and where that stands in its output. A
+// collective that folds folds these parts of all ranks. Every path over shared memory follows it.
 #pragma once
 
 #include "schedule/schedule.h"
 
 namespace farandole {
 
-/// What one rank takes of another's input. `put` is as long as `take`.
+/// The data that one rank takes of another's input. `put` is as long as `take`.
 struct Route {
   Slice take{Space::input};
   Slice put{Space::output};
 };
 
-/// What `to` takes of `from`'s input, which may be itself. Empty where nothing goes that way.
+/// The data that `to` takes of the input of `from`, which may be itself. Empty if it takes none.
 Route route(Collective kind, const Shape& shape, int from, int to);
 
 /// Whether other ranks take anything of `rank`'s input.

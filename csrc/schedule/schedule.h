@@ -19,8 +19,8 @@
 
 namespace farandole {
 
-/// What each rank reads and what it is left with, in elements. `count` and `counts` are the
-/// shape's; without counts every rank has an equal share:
+/// Each rank's input and output, in elements. `count` and `counts` are the shape's; without counts
+/// every rank has an equal share:
 ///
 ///   collective       input                        output
 ///   all_reduce       count                        count: the fold over all ranks
@@ -116,7 +116,7 @@ struct Slice {
 };
 
 /// store: recv = arrived. fold_upper: recv = held ⊕ arrived. fold_lower: recv = arrived ⊕ held.
-/// What arrived is the upper (lower) operand: operands are never swapped.
+/// Data that arrived are the upper (lower) operand: operands are never swapped.
 enum class Action : uint8_t { store, fold_upper, fold_lower };
 
 inline constexpr std::array<std::string_view, 3> kActionNames{"store", "fold_upper", "fold_lower"};
@@ -131,7 +131,7 @@ inline constexpr int kNobody = -1;
 /// to == from == the rank itself: a local step, in which `send` is what arrives; there `send` and
 /// `recv` may be the same memory.
 ///
-/// Scaling. Data in Space::input is raw. Whoever folds or stores an operand that came from there
+/// Scaling. Data in Space::input is raw. A step that folds or stores an operand from there
 /// prescales it and says so with leaf_arrived or leaf_held; everything else is scaled already.
 /// `finish` postscales the result as it is written; finished data is only stored from then on.
 /// Collectives that fold nothing scale nothing: they use none of the three flags.
@@ -169,8 +169,8 @@ struct Shape {
 
 /// How far the bits of a result are fixed. none: not at all. same_on_all_ranks: every rank of one
 /// run has the same. canonical: the fold tree over [0, size) that splits at the largest power of
-/// two below its length, recursively, for every element; it depends on nothing but size. What folds
-/// nothing is canonical.
+/// two below its length, recursively, for every element; it depends on nothing but size. A
+/// collective that folds nothing is canonical.
 enum class Order : uint8_t { none, same_on_all_ranks, canonical };
 
 inline constexpr std::array<std::string_view, 3> kOrderNames{"none", "same_on_all_ranks",
@@ -192,7 +192,7 @@ constexpr std::optional<Determinism> determinism_named(std::string_view name) {
 }
 
 /// Along the longest path through the ranks. `bytes` and `folds` are for elements of one byte:
-/// multiply by the element's size. A round is a message that somebody has to wait for: a step that
+/// multiply by the element's size. A round is a message that a rank has to wait for: a step that
 /// exchanges is one, messages sent one after the other without receiving are one together.
 /// `messages` are those that one rank deals with beyond one in each round.
 struct Cost {
@@ -200,7 +200,7 @@ struct Cost {
   double bytes = 0;
   double folds = 0;
   double messages = 0;
-  // Of several hosts: between ranks that share one. The others above are between hosts then.
+  // With several hosts: between ranks that share one. The others above are then between hosts.
   double inner_rounds = 0;
   double inner_bytes = 0;
 };

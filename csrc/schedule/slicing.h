@@ -21,7 +21,7 @@ constexpr Slice part(Slice whole, int parts, int index) {
 /// The same offsets in another space.
 constexpr Slice in(Space space, Slice slice) { return {space, slice.offset, slice.count}; }
 
-/// What `slice` has inside `window`; both are offsets of one space.
+/// The part of `slice` inside `window`; both are offsets of one space.
 constexpr Slice clip(Slice slice, Slice window) {
   const size_t begin = std::max(slice.offset, window.offset);
   const size_t end = std::min(slice.offset + slice.count, window.offset + window.count);
@@ -42,7 +42,7 @@ constexpr int split_of(int size) {
 constexpr int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
 constexpr int ceil_log2(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
 
-/// What one lane of a collective on whole buffers takes care of.
+/// The data of one lane of a collective on whole buffers.
 constexpr Slice lane_data(const Shape& shape, int lane) {
   return part({Space::input, 0, shape.count}, shape.lanes, lane);
 }
@@ -63,7 +63,7 @@ constexpr Slice share_of(Collective kind, const Shape& shape, int owner) {
   return {Space::input, r * shape.count, shape.count};
 }
 
-/// Of that share the part of one lane. An all_reduce deals its data out like reduce_scatter.
+/// One lane's part of that share. An all_reduce deals its data out like reduce_scatter.
 constexpr Slice chunk_of(Collective kind, const Shape& shape, int owner, int lane) {
   return part(share_of(kind, shape, owner), shape.lanes, lane);
 }
@@ -92,7 +92,7 @@ constexpr Slice block_received(const Shape& shape, int from, int to) {
   return {Space::output, before, shape.counts[f * p + t]};
 }
 
-/// What the shape's rank reads and is left with, by the table in schedule.h.
+/// Elements of the input and output of the shape's rank, by the table in schedule.h.
 struct Sizes {
   size_t input = 0;
   size_t output = 0;

@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-/// What a schedule does wrong.
+/// A mistake in a schedule.
 struct Fault {
   std::string what;
 };

@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-/// One rank has nobody to talk to, but its data is scaled like anybody's.
+/// A single rank has no peer, but its data are scaled as in any other world.
 Schedule plan_alone(Collective collective, const Shape& shape) {
   const bool scales = folds(collective);
   const Slice data{Space::input, 0, sizes_of(collective, shape).input};

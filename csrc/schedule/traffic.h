@@ -1,4 +1,4 @@
-// What a schedule sends between hosts.
+// The data that a schedule sends between hosts.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What ranks tell each other where they agree on an operation by messages
-// (stream/message_agreement.h), field by field (base/message.h).
+// Messages by which ranks agree on an operation (stream/message_agreement.h), field by field
+// (base/message.h).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace farandole {
 
 inline constexpr size_t kMostBundled = 1 << 20;  // arrays
 
-/// What this rank and those before it have started. How many bytes of data each has follows, and
-/// then the data.
+/// The operation that this rank and those before it have started. The length in bytes of each one's
+/// data follows, then the data.
 struct StartedMessage {
   uint64_t ticket = 0;
   bool differs = false;  // among them already
@@ -38,7 +38,7 @@ inline constexpr auto fields_of<BundledArray> =
            Sent<&BundledArray::dtype, kDTypes.back().dtype>,
            Sent<&BundledArray::kind, Collective::recv>>{};
 
-/// So many of them, behind their number, where members disagree.
+/// Sent where members disagree: their number, then so many of these.
 template <>
 inline constexpr auto fields_of<Shown> =
     Fields<Sent<&Shown::descriptor>, Sent<&Shown::arrays, kMostBundled>>{};

@@ -35,10 +35,10 @@ class Backend {
   /// True when the data of the started operation carry the ranks' agreement with them; else the
   /// stream compares descriptors first, then calls agreed(), and only then poll().
   virtual bool agrees_in_data() const { return false; }
-  /// Of the started operation, where ranks agree by messages: this rank's data that all others get
-  /// with them.
+  /// This rank's data of the started operation that all others get with the messages of the
+  /// agreement, if ranks agree by messages.
   virtual std::span<const std::byte> eager_data() const { return {}; }
-  /// Before agreed(), by place in the group: what they gave. It stays until the next operation.
+  /// Called before agreed(): all ranks' data, by group rank. They stay until the next operation.
   virtual void arrived(std::span<const std::span<const std::byte>>) {}
   /// All ranks have started the same operation. An Error thrown here is thrown on every rank; the
   /// operation is refused and the group lives on.
@@ -53,11 +53,11 @@ class Backend {
   virtual std::vector<int> lacking() const = 0;
   /// Whether it reports itself that the operation in flight is late.
   virtual bool minds_deadline() const { return false; }
-  /// Forgets the operation in flight; afterwards touches no memory of any caller, but for what
-  /// let_go() says.
+  /// Forgets the operation in flight; afterwards touches no memory of any caller, but as let_go()
+  /// says.
   virtual void abort() noexcept = 0;
-  /// After abort(): whether what it had begun still uses memory of the operation; asked until that
-  /// is not so for now.
+  /// After abort(): whether the operation's memory is still in use. Asked until it is not held for
+  /// now.
   virtual Held let_go() noexcept { return Held::no; }
   /// How the last operation was run, as `algorithm` would name it; a literal.
   virtual std::string_view way() const = 0;

@@ -16,7 +16,7 @@
 
 namespace farandole {
 
-/// What all ranks must say alike of one array. Ranks show it to each other as it lies in memory.
+/// Facts of an array that must be equal on all ranks. Ranks show each other this struct as it is.
 struct BundledArray {
   uint64_t count = 0;
   uint64_t counts = 0;   // hash of uneven shares; 0: they are equal
@@ -29,7 +29,7 @@ struct BundledArray {
 
 class Bundle {
  public:
-  /// Of other than one array; a call of one is an operation like any other.
+  /// Takes any number of arrays but one: a call of one is an operation like any other.
   Bundle(std::string name, std::vector<BundledArray> arrays);
 
   const std::string& name() const { return name_; }

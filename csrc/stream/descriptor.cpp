@@ -64,7 +64,7 @@ Collective common_name(Collective kind) {
   return kind == Collective::recv ? Collective::send : kind;
 }
 
-/// The call's: what differs may be how it was cut into operations, which have names of their own.
+/// The call's name, since ranks may have cut it into operations of other names.
 const std::string& shown_name(const Operation& o) { return o.bundle ? o.bundle->name() : o.name; }
 
 /// "3, 0, 5"; what does not fit into `most` characters is cut, and the hash of all stands instead.

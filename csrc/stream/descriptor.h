@@ -1,4 +1,4 @@
-// What ranks agree on of an operation: compared by its hash, and shown in full where they disagree.
+// Facts of an operation on which ranks agree: compared by hash, shown in full if they disagree.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,10 @@ struct Descriptor {
   uint64_t bundled() const { return arrays == 1 ? 0 : arrays; }
 };
 Descriptor describe(const Operation& operation);
-/// Of the same facts; never 0.
+/// A hash of the same facts; never 0.
 uint32_t hash_of(const Operation& operation);
 
-/// What a member has shown when ranks disagree.
+/// The description that a member shows when ranks disagree.
 struct Shown {
   Descriptor descriptor;
   std::vector<BundledArray> arrays;  // of its bundle
@@ -44,7 +44,7 @@ std::optional<Error> disagreement(const std::vector<Shown>& by_member,
 /// Whether they have arrays on devices, all or none of them, and may all keep them there or not:
 /// the one difference that refuses nothing.
 bool lie_alike(const std::vector<Shown>& by_member);
-/// Of a Cut, where any of them brings its array to the host in pieces, and all can; 0: as a whole.
+/// Elements of a piece (Cut) if any rank goes by the host in pieces, and all can; 0: as a whole.
 size_t common_piece(const std::vector<Shown>& by_member);
 
 }  // namespace farandole

@@ -16,7 +16,7 @@ class AllGates : public Gate {
   explicit AllGates(std::vector<std::shared_ptr<Gate>> gates) : gates_(std::move(gates)) {}
 
   bool is_open() override;
-  /// Of the first that is shut.
+  /// The answer of the first gate that is shut.
   std::string awaited() const override { return gates_[opened_]->awaited(); }
 
  private:

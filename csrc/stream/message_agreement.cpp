@@ -83,7 +83,7 @@ void MessageAgreement::tell() {
   link_to(after()).send_frame(message.take_frame(), bytes <= kSealedToo ? head + bytes : head);
 }
 
-/// No more than the other lacks.
+/// How many members' data to tell: no more than the receiver lacks.
 size_t MessageAgreement::count_to_tell(size_t known) const {
   return std::min(known, static_cast<size_t>(size() - (1 << round_)));
 }

@@ -1,10 +1,10 @@
 // The agreement of ranks that share no memory: they tell each other, in rounds.
 //
-// In round k each member tells the one 2^k places after it what the members before it have started,
-// as far as it knows, and hears the same from 2^k places before: after ceil(log2 P) rounds
-// everybody knows of everybody (dissemination: Hensgen, Finkel and Manber 1988). Small data go with
-// it, and where members differ they tell each other in full, in the same way (an all-gather: Bruck
-// et al. 1997).
+// In round k each member tells the one 2^k places after it which operation the members before it
+// have started, as far as it knows. It receives the same from 2^k places before. After ceil(log2 P)
+// rounds every member knows all (dissemination: Hensgen, Finkel and Manber 1988). Small data go
+// along. If members differ, they send each other full descriptions in the same way (an all-gather:
+// Bruck et al. 1997).
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// What is asked of the engine.
+// Operations: requests to the engine.
 #pragma once
 
 #include <functional>
@@ -27,12 +27,12 @@ struct Buffer {
 /// Called once, after the token is released, on whichever thread drove; never takes Python's lock.
 using Completion = std::function<void(const Error*)>;
 
-/// What an operation waits for on this rank alone before it begins: its input is still on its way
-/// here. Asked by the thread that polls, which is woken (Engine::wake) when the answer changes.
+/// A condition of this rank alone for an operation to begin: its input has come. The thread that
+/// polls asks it, and is woken (Engine::wake) when the answer changes.
 class Gate {
  public:
   virtual ~Gate() = default;
-  /// Never blocks. Throws what keeps it shut for ever, which fails the group.
+  /// Never blocks. Throws an error that keeps it shut for ever, which fails the group.
   virtual bool is_open() = 0;
   /// "a copy from device 0"
   virtual std::string awaited() const = 0;
@@ -46,25 +46,25 @@ struct Operation;
 class PiecesOnDevices {
  public:
   virtual ~PiecesOnDevices() = default;
-  /// Where the piece that follows lies on the host, and what it waits for.
+  /// Sets the next piece's buffers on the host, and the gate that it waits for.
   virtual void begin(Operation& piece) = 0;
-  /// That piece has run.
+  /// The piece has run.
   virtual void end() = 0;
 };
 
-/// What runs an operation whose arrays lie on devices. Ranks agree on whether they all do.
+/// Runs an operation whose arrays lie on devices. Ranks agree on whether they all do.
 class OnDevices {
  public:
   virtual ~OnDevices() = default;
   virtual Backend& backend() = 0;
   /// Whether this rank knows beforehand that the operation goes by the host, as its backend says.
   virtual bool declines() const { return false; }
-  /// Of a Cut, if the operation goes by the host in pieces; 0: as a whole. The same on all ranks
-  /// that have arrays on devices.
+  /// Elements of a piece (Cut) if the operation goes by the host in pieces; 0: as a whole. The same
+  /// on all ranks that have arrays on devices.
   virtual size_t piece() const { return 0; }
-  /// Not all ranks' arrays do, or their devices cannot: begins to bring them to the host, and makes
-  /// the operation one on memory there. Or gives its pieces, where `piece`, the one that all ranks
-  /// know of, is not 0.
+  /// Called if not all ranks' arrays lie on devices, or devices cannot run it. Begins to copy them
+  /// to the host, and makes the operation one on memory there. Or returns its pieces, if `piece`,
+  /// on which all ranks agree, is not 0.
   virtual std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) = 0;
   /// Whether its `algorithm` names a way of devices: then it goes so or not at all.
   virtual bool is_named() const { return false; }
@@ -73,9 +73,9 @@ class OnDevices {
 /// Bytes of the elements that an epilogue gets at a time, from where its rank's part begins.
 inline constexpr size_t kEpilogueBytes = 8 << 10;
 
-/// What an all-reduce over memory that all ranks map makes of its sums before anything is stored. A
-/// rank is asked for its own part of the elements alone, each once, in pieces, by the thread that
-/// polls; what it answers is what all ranks get.
+/// Turns the sums of an all-reduce over memory that all ranks map into its results, before they are
+/// stored. The thread that polls asks a rank for its own part of the elements alone, each once, in
+/// pieces. All ranks get the rank's answer.
 class Epilogue {
  public:
   virtual ~Epilogue() = default;
@@ -96,7 +96,7 @@ struct Operation : CollectiveSpec {
   std::string name;
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;
-  uint32_t hash = 0;  // of what ranks agree on, kept by who repeats an operation; 0: not known
+  uint32_t hash = 0;  // hash_of() this, kept by a caller that repeats an operation; 0: not known
   std::shared_ptr<Bundle> bundle;         // the call's, where it becomes several operations
   std::shared_ptr<Epilogue> epilogue;     // goes with algorithm "mapped" alone
   std::shared_ptr<Gate> gate;             // null: it may begin at once

@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-constexpr auto kFresh = std::chrono::seconds(1);  // whoever waits looks around more often
+constexpr auto kFresh = std::chrono::seconds(1);  // a rank that waits looks around more often
 
 }  // namespace
 
@@ -61,7 +61,7 @@ void PageAgreement::complete(uint32_t sequence) {
   publish(memory_.mine().completed, progress(sequence, 0));
 }
 
-/// The arrays are as many as there are: they do not fit into the page.
+/// The arrays can be any number, so they do not fit into the page.
 void PageAgreement::describe(const Descriptor& mine, std::span<const BundledArray> arrays) {
   Descriptor& shown = memory_.mine().descriptor;
   shown = mine;

@@ -16,10 +16,10 @@ class Pieces {
   /// `whole` outlives it.
   Pieces(const Operation& whole, Cut cut, std::shared_ptr<PiecesOnDevices> lie);
 
-  /// The one that runs. Its address stays.
+  /// The piece that runs. Its address never changes.
   const Operation& piece() const { return piece_; }
   bool is_first() const { return index_ == 0; }
-  /// It has run: the next one takes its place. False where there is none.
+  /// Replaces the piece, which has run, by the next one. False where there is none.
   bool next();
 
  private:

@@ -20,7 +20,7 @@ constexpr auto kComparePatience = std::chrono::milliseconds(250);
 constexpr Duration kReportPatience = std::chrono::seconds(1);   // its writer may have been killed
 constexpr Duration kVerdictPatience = std::chrono::seconds(5);  // of hosts that lose each other
 
-/// What something outside of this process may still use.
+/// Keeps memory that something outside of this process may still use.
 void keep_for_ever(const std::shared_ptr<const void>& memory) {
   if (memory) new auto(memory);
 }
@@ -123,7 +123,7 @@ Progress Stream::advance(TimePoint until) {
   return Progress::idle;
 }
 
-/// One of a bundle whose first operation was refused. It takes no number: on no rank does it.
+/// Drops the front operation if its bundle was refused. It takes no number, on any rank.
 bool Stream::drop_refused() {
   const std::shared_ptr<Bundle>& bundle = operation().bundle;
   if (!bundle || !bundle->refused()) return false;
@@ -132,7 +132,7 @@ bool Stream::drop_refused() {
   return true;
 }
 
-/// The front request, whose error is set.
+/// Finishes the front request, whose error is set.
 void Stream::give_back() {
   std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();
@@ -145,7 +145,7 @@ void Stream::begin() {
   take_number();
 }
 
-/// For the front operation, or what runs of it next.
+/// Takes a number for the front operation, or for its next piece.
 void Stream::take_number() {
   enter(Phase::opening);
   ++sequence_;
@@ -202,7 +202,7 @@ void Stream::start() {
   enter(backend_->agrees_in_data() ? Phase::running : Phase::agreeing);
 }
 
-/// While data that would bring the agreement do not come.
+/// Compares posts now and then while data that carry the agreement do not come.
 bool Stream::sees_difference() {
   if (++idle_looks_ < kLooksBetweenPosts) return false;
   idle_looks_ = 0;
@@ -251,7 +251,7 @@ Progress Stream::run(TimePoint until) {
   return progress;
 }
 
-/// Under the next number, on all ranks. One that asked for its way by name is refused.
+/// Starts anew by the host, under the next number, on all ranks. A named algorithm is refused.
 Progress Stream::go_by_host(const std::string& why, size_t piece) {
   Operation& o = queue_.front()->operation;
   const std::shared_ptr<OnDevices> before = std::exchange(o.on_devices, nullptr);
@@ -308,8 +308,8 @@ Progress Stream::describe_mine() {
   return Progress::moved;
 }
 
-/// The group has failed meanwhile. A difference that is known counts in any case. Else it may be
-/// that a rank has compared sooner and ended because of it: then what this one lacks is on its way.
+/// The group has failed meanwhile. A difference that is known counts in any case. Else a rank may
+/// have compared sooner and ended because of it: then the missing descriptions are on their way.
 bool Stream::compares_on() {
   if (phase_ != Phase::comparing) return false;
   if (queue_.front()->error) return true;

@@ -26,7 +26,7 @@
 
 namespace farandole {
 
-/// What a stream needs of the group it belongs to.
+/// The facts of its group that a stream needs.
 struct Membership {
   uint64_t key = 0;          // the group's, the same on all members
   int rank = 0;              // this rank's place in `members`
@@ -38,7 +38,7 @@ struct Membership {
 class WaitWatch;
 struct WaitList;
 
-/// What a stream sees of its engine.
+/// The parts of its engine that a stream uses.
 struct EngineView : Presence {
   std::shared_ptr<Arena> arena;
   Duration warn_after{};
@@ -56,8 +56,8 @@ inline constexpr uint64_t kAgreementNumber = kNamesNumber + 3;  // within a stre
 /// The key under which the members of a group find each other's pages of stream `number`.
 uint64_t stream_key(uint64_t group_key, uint64_t number);
 
-/// Operations that fold which have begun in this process, of whichever group: a program in which
-/// there are none reduces no gradient.
+/// How many operations that fold have begun in this process, in any group: a program without any
+/// reduces no gradient.
 inline std::atomic<uint64_t> reductions_begun{0};
 
 class Stream {
@@ -72,9 +72,9 @@ class Stream {
   const std::string& label() const { return label_; }
   const StreamMemory& memory() const { return memory_; }
   uint64_t key() const { return key_; }
-  /// Before the first operation: one more, for what those before it cannot run.
+  /// Called before the first operation. The backend runs operations that earlier ones cannot run.
   void add_backend(std::unique_ptr<Backend> backend) { backends_.push_back(std::move(backend)); }
-  /// What is to be given back later, for a stream that is about to be destroyed.
+  /// The page to be released later, of a stream that is about to be destroyed.
   std::optional<ClosedPage> leave_behind() const { return agreement_->leave_behind(); }
 
   /// Any thread. Throws Error(invalid_argument) when no backend can run this, saying why.
@@ -83,7 +83,7 @@ class Stream {
   // ---- by the thread that polls ----
   void enqueue(std::shared_ptr<Request> request) { queue_.push_back(std::move(request)); }
   bool busy() const { return phase_ != Phase::resting || !queue_.empty(); }
-  /// World ranks that have begun an operation which nobody has submitted here.
+  /// World ranks that have begun an operation which was not submitted here.
   std::vector<int> ahead();
   Progress poll(TimePoint until);
   /// Now and then: deaths, deadlines, warnings.
@@ -92,7 +92,7 @@ class Stream {
   void list_waits(WaitList& list) const;
   /// Requests that have finished since they were last cleared away.
   std::vector<std::shared_ptr<Request>>& finished() { return finished_; }
-  /// What this stream is doing, for people.
+  /// The state of this stream, for people.
   std::string describe() const;
   /// How the last operation was run; any thread may ask.
   std::string_view last_way() const { return last_way_.load(std::memory_order_relaxed); }
@@ -130,11 +130,11 @@ class Stream {
   Backend& backend_for(const Operation& operation);
 
   const Operation& operation() const { return queue_.front()->operation; }
-  /// Of it, what runs now.
+  /// The operation that runs now: operation(), or a piece of it.
   const Operation& running() const { return pieces_ ? pieces_->piece() : operation(); }
   std::vector<int> waiting_for() const;  // group ranks that have not submitted it
   std::vector<int> lacking() const;      // those that have, and whose data this rank waits for
-  std::vector<int> culprits() const;     // those that keep their data from whoever waits
+  std::vector<int> culprits() const;     // those whose data the waiting ranks lack
   bool needs(int r) const;               // this operation cannot end without group rank r
   std::string title() const;             // "all_reduce #41 'bucket 3'"
   std::string who(int r) const;          // "rank 2 (pid 4711, stopped), which …"

@@ -1,5 +1,5 @@
-// What each rank shares about one stream: where it is in the stream's order of operations, and the
-// small memory its peers read. One page per rank and stream, in the owner's arena.
+// The page that each rank shares about one stream: where it is in the stream's order of operations,
+// and the small memory its peers read. One page per rank and stream, in the owner's arena.
 //
 // Only the owner writes its page, but for lent slots. Sequence numbers are 32 bits and wrap; they
 // are compared by signed difference. A progress word is (sequence << 32 | count), so it only ever
@@ -140,7 +140,7 @@ std::vector<int> all_but(const StreamMemory& memory, Has has) {
     if (r != memory.rank && !has(r)) ranks.push_back(r);
   return ranks;
 }
-/// Those that have not folded so much of the operation in flight.
+/// The ranks that have not folded so much of the operation in flight.
 inline std::vector<int> not_folded(const StreamMemory& memory, uint64_t count) {
   return all_but(memory, [&](int r) {
     return reached(memory.page(r).folded, progress(memory.sequence(), count));
@@ -148,7 +148,7 @@ inline std::vector<int> not_folded(const StreamMemory& memory, uint64_t count) {
 }
 
 /// A stay in other ranks' memory, to write there. A rank whose group fails takes its memory back
-/// only when nobody is inside any more (Stream::others_are_out): so come in first, then look
+/// only when no rank is inside any more (Stream::others_are_out). So come in first, then look
 /// whether the group is alive, and write only then.
 class Visit {
  public:

@@ -1,4 +1,4 @@
-// What a stream tells: whom it waits for, warnings, verdicts about its peers, its part of a trace.
+// A stream's reports: ranks it waits for, warnings, verdicts about its peers, its part of a trace.
 #include <algorithm>
 
 #include "base/fixed_text.h"
@@ -46,8 +46,8 @@ std::vector<int> Stream::lacking() const {
   return phase_ == Phase::comparing ? agreement_->silent() : std::vector<int>();
 }
 
-/// Whoever is stopped is to blame; where nobody is, not who lacks data itself, but of whom it lacks
-/// them. Others may be slow to say whom they wait for, where many share a core.
+/// Ranks that are stopped are to blame. If none is, ranks whose data others lack are, but not those
+/// that lack data themselves. Ranks may be slow to show which data they lack if many share a core.
 std::vector<int> Stream::culprits() const {
   std::vector<int> stopped = all_but(memory_, [&](int r) {
     return !needs(r) || !around_.host->stands_still(memory_.members[static_cast<size_t>(r)]);
@@ -119,7 +119,7 @@ void Stream::look_around(TimePoint when) {
     Operation& o = queue_.front()->operation;
     if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
   }
-  idle_looks_ = kLooksBetweenPosts;  // whoever has just been woken looks at everything
+  idle_looks_ = kLooksBetweenPosts;  // a rank that has just been woken looks at everything
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
   agreement_->show_holdups(lacking(), when);

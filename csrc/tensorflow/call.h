@@ -14,7 +14,7 @@
 
 namespace farandole::tf {
 
-/// What the attributes of an op say; the same for all of its runs.
+/// The attributes of an op; the same for all of its runs.
 struct Kernel {
   std::string kind;  // a collective, "join", "step" or "weights" (base/plugin.h)
   std::string name, note;
@@ -22,10 +22,10 @@ struct Kernel {
   ReduceOp op = ReduceOp::sum;
   double prescale = 1, postscale = 1;
   int root = 0;
-  bool waits = false;  // whoever computes it waits for its end: eager mode
+  bool waits = false;  // the thread that computes it waits for its end: eager mode
 };
 
-/// How a call had ended, if badly.
+/// How a call failed, if it did.
 struct Failure {
   Code code = kOk;
   std::string message;
@@ -54,7 +54,7 @@ class Call {
   int give_outputs(TF_OpKernelContext* context, int first);
   /// Says in the context how it failed, if it did.
   void report(TF_OpKernelContext* context) const;
-  /// What no two operations on their way share: a name is of one kind, in one set.
+  /// A key that no two operations in flight share: a name is of one kind, in one set.
   const std::string& key() const { return key_; }
 
  private:

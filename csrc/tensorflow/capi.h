@@ -26,8 +26,8 @@ using ComputeAsync = void (*)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCa
 using DeleteKernel = void (*)(void*);
 using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
-// What each is for: tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h. Types of ours stand for
-// enumerations of theirs (int).
+// TensorFlow documents each in tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h. Its enumerations
+// are int here.
 #define FARANDOLE_TF_FUNCTIONS(X)                                                               \
   X(NewStatus, TF_Status*, ())                                                                  \
   X(DeleteStatus, void, (TF_Status*))                                                           \
@@ -90,7 +90,7 @@ struct Api {
 };
 extern Api api;
 
-/// Finds all of them in this process; what went wrong, or nothing.
+/// Finds all of them in this process. Returns an error, or an empty text.
 std::string bind();
 
 /// TF_Code, as far as our errors become it.

@@ -9,7 +9,7 @@ namespace farandole::tf {
 /// Null until the plug-in has been handed the table.
 extern const PluginTable* engine;
 
-/// Of an op's attributes. Null, with a failure in `construction`, when they cannot be read.
+/// Reads an op's attributes. Null, with a failure in `construction`, when they cannot be read.
 void* create_kernel(TF_OpKernelConstruction* construction);
 void delete_kernel(void* kernel);
 

@@ -96,7 +96,7 @@ std::string name_of(const char* argument) {
   return text.substr(0, text.find(':'));
 }
 
-/// What the op takes and gives, by name.
+/// The names of the op's inputs and outputs.
 std::vector<std::string> arguments_of(const OpRow& row) {
   std::vector<std::string> names;
   if (row.tensors != Tensors::none) {

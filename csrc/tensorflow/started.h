@@ -13,9 +13,9 @@
 
 namespace farandole::tf {
 
-/// All calls of the process that have been started, by number, until somebody finishes them. Those
-/// of a step that failed between the two nobody finishes: one that is still on its way then goes
-/// before the next of its name, as it will on the other ranks.
+/// All calls of the process that have been started, by number, until they are finished. If a step
+/// fails between the two, its calls are never finished: one that is still in flight goes before the
+/// next of its name, as it will on the other ranks.
 class Started {
  public:
   static Started& all();
@@ -32,7 +32,7 @@ class Started {
     int64_t step = 0;
     int64_t before = 0, after = 0;  // of the same name; 0: none
     bool ended = false;
-    bool asked_for = false;  // somebody finishes it
+    bool asked_for = false;  // a thread finishes it
   };
 
   void begin(const PluginTable& table, Call& call, int64_t number);

@@ -11,8 +11,8 @@
 
 namespace farandole {
 
-/// Of which transfers the receiver says where they shall lie, and which sender asks for that: the
-/// same at both ends of a channel.
+/// The transfers for which the receiver says where bytes shall lie, and those for which the sender
+/// asks it. Both ends of a channel have the same rule.
 struct PlaceRule {
   size_t shortest = SIZE_MAX;  // bytes
   bool by_visits = false;      // the sender writes into the receiver's memory (StreamMemory)
@@ -32,10 +32,10 @@ class Channel {
   /// must stay unchanged until drained(): a channel may pass a reference instead of a copy.
   virtual size_t write(std::span<const std::byte> bytes) = 0;
   virtual bool drained() = 0;
-  /// Whether bytes that it takes are copied, so that theirs may change at once, unless it refers()
-  /// to them. They may stay with it while nobody asks drained().
+  /// Whether the channel copies bytes that it takes, so that the caller may change them at once,
+  /// unless it refers() to them. Copies may stay in the channel until drained() is called.
   virtual bool copies() const { return false; }
-  /// Bytes that it has taken must not change yet.
+  /// Whether bytes that the channel has taken must not change yet.
   virtual bool refers() { return !copies() && !drained(); }
 
   /// Arrived bytes, not copied; empty unless at least `at_least` contiguous bytes are there.
@@ -55,25 +55,25 @@ class Channel {
 
   // ---- whole messages (transport/message_link.h) ----
 
-  /// Whether they are sealed, as where others than the job's own processes may be on the way.
+  /// Whether messages are sealed, as where processes outside the job may be on the way.
   virtual bool is_sealed() const { return false; }
-  /// By which they are; null: it is not connected yet.
+  /// The seals of messages; null: the channel is not connected yet.
   virtual Seals* seals() { return nullptr; }
 
   // ---- places: bytes go where they shall lie without a copy in between ----
 
-  /// Which transfers are offered a place.
+  /// The transfers that are offered a place.
   virtual PlaceRule place_rule() const { return {}; }
-  /// By the receiver, who has read all that came before: the next `count` bytes shall lie at
-  /// `place`; null: nowhere yet, they will be folded. What lies there may change until all of them
-  /// have been read; they may arrive as others do.
+  /// Called by the receiver once it has read all earlier bytes: the next `count` bytes shall lie at
+  /// `place`; null: nowhere yet, they will be folded. Memory at `place` may change until they have
+  /// all been read. The bytes may still arrive like any others.
   virtual void offer([[maybe_unused]] std::byte* place, [[maybe_unused]] size_t count) {}
-  /// By the sender: where the receiver takes a prefix of `bytes`, if the sender writes it there
-  /// itself. Empty: write() them. Nothing: not yet.
+  /// Called by the sender: memory of the receiver to which the sender copies a prefix of `bytes`.
+  /// Empty: write() them. Nothing: not known yet.
   virtual std::optional<std::span<std::byte>> place_for(std::span<const std::byte>) {
     return std::span<std::byte>();
   }
-  /// By the sender: the next `count` bytes stand in their place.
+  /// Called by the sender: the next `count` bytes have been copied to their place.
   virtual void delivered([[maybe_unused]] size_t count) {}
 
   // ---- the end in the middle of something ----

@@ -34,8 +34,8 @@ class ChaosChannel : public Channel {
         copies_(inner_->copies() && seed % 2 == 0),
         random_(seed) {}
 
-  // Taken bytes go out at a later poll. Half of the channels leave them where they are: whoever
-  // changes them before drained() sends the change.
+  // Taken bytes go out at a later poll. Half of the channels leave them where they are: a caller
+  // that changes them before drained() sends the change.
   size_t write(std::span<const std::byte> bytes) override {
     push();
     if (taken_ >= plan_.cut_at) cut();

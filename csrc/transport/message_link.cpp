@@ -85,7 +85,7 @@ void MessageLink::open(std::vector<std::byte>& message) {
   message.resize(body.size());
 }
 
-/// At most one message: who waits for it does not ask the kernel for the next one.
+/// Reads at most one message, so that its reader does not ask the kernel for the next one.
 bool MessageLink::read() {
   bool moved = false;
   if (length_read_ == 0 && channel_->peek(1).empty()) return false;  // fills a buffer at once

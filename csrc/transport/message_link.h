@@ -22,10 +22,10 @@ class MessageLink {
 
   /// Takes a message of up to kLargestMessage bytes.
   void send(std::vector<std::byte> message) { send_frame(framed(message)); }
-  /// The same with its length in front (base/wire.h). `sealed`: how many bytes of the message its
-  /// seal is of; those behind them are tensors', which go as they are.
+  /// The same with its length in front (base/wire.h). `sealed`: how many bytes of the message the
+  /// seal covers; the bytes after them are tensors', which go as they are.
   void send_frame(std::vector<std::byte> frame, size_t sealed = SIZE_MAX);
-  /// Moves bytes both ways, and of what comes in at most one message; true if any moved.
+  /// Moves bytes both ways, but receives at most one message; true if any moved.
   bool poll();
   /// The next message that has come whole; false when there is none.
   bool receive(std::vector<std::byte>& message);

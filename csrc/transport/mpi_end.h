@@ -11,17 +11,17 @@ namespace farandole {
 
 class MpiPort;
 
-/// From now on MPI_Finalize ends the process, with exit code 1, if that is watched. `by_another`: a
-/// rank that ends by itself, too, and whose exit code mpiexec is to hear first.
+/// From now on MPI_Finalize ends the process with exit code 1, if it is watched. `by_another`:
+/// another rank is the cause; it ends by itself, and mpiexec should see its exit code first.
 void abandon_mpi(const std::string& why, bool by_another = false);
 bool is_abandoned_by_another();
-/// What MPI_Finalize begins with. `port` may have ended by then.
+/// Hooks into the start of MPI_Finalize, which then notifies `port` unless that has ended.
 void watch_the_end_of_mpi(MpiFunctions& functions);
 void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port);
 
-/// Where MPI is ours to end, exit() does it, which alone knows the exit code: where that is 0, or
-/// the world was left before (`joined` is false) and has not failed, by MPI_Finalize, else by
-/// MPI_Abort.
+/// If MPI is ours to end, exit() ends it, since only exit() knows the exit code. It calls
+/// MPI_Finalize if the code is 0, or if the world was left before (`joined` is false) and has not
+/// failed. Else it calls MPI_Abort.
 void end_mpi_at_exit(std::unique_ptr<MpiExit> by, bool joined);
 
 /// MPI may still read or write memory of an operation that has failed: it must not be called again.

@@ -1,4 +1,4 @@
-// What a message of the port begins with (transport/mpi_port.h); its seal follows, and data.
+// The head of every message of the port (transport/mpi_port.h). Its seal follows, then the data.
 #pragma once
 
 #include "transport/mpi_port.h"
@@ -15,13 +15,13 @@ struct MpiFrame {
   int32_t tag = 0;     // of the place
   uint32_t takes = 0;  // the place: so many of them
 
-  // Of an all-reduce that has begun: `stream` is its communicator, `takes` how many have begun
+  // In a `begun` frame, of an all-reduce: `stream` is its communicator, `takes` how many have begun
   // there, `count` its elements, `lane` and `tag` its dtype and operation.
 };
 
 inline constexpr size_t kMpiHead = sizeof(MpiFrame) + Seals::kBytes;
 
-/// An error of MPI's is the end of it.
+/// An error of MPI's ends the use of MPI.
 template <typename Body>
 void MpiPort::guard(Body body) {
   try {

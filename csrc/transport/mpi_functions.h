@@ -1,7 +1,6 @@
-// What is called of an MPI that was not there when this was compiled: its functions are found in
-// the library that mpi4py is linked to, and its handles are those that mpi4py says. There are two
-// kinds of handles: integers of 4 bytes (MPICH and its family) and pointers (Open MPI; the ABI of
-// MPI 5).
+// Calls to an MPI that is not known at compile time: functions are looked up in the library that
+// mpi4py is linked to, and mpi4py gives the handles. There are two kinds of handles: integers of 4
+// bytes (MPICH and its family) and pointers (Open MPI; the ABI of MPI 5).
 #pragma once
 
 #include <array>
@@ -17,7 +16,7 @@
 
 namespace farandole {
 
-/// As mpi4py says: MPI.__file__, MPI._sizeof() and MPI._handleof() of what the names say.
+/// Facts from mpi4py: MPI.__file__, and MPI._sizeof() and MPI._handleof() of the objects named.
 struct MpiBinding {
   std::string module;
   size_t handle_bytes = 0;
@@ -33,8 +32,8 @@ struct MpiBinding {
   uint64_t communicator = 0;  // in which ranks exchange bytes
 };
 
-/// Tags: of frames, and from which on of bytes that go straight to their place. Every MPI has tags
-/// to 32767 at least.
+/// The tag of frames, and the range of tags for bytes that go straight to their place. Every MPI
+/// has tags up to 32767 at least.
 inline constexpr int kMpiFrames = 7077;
 inline constexpr int kMpiFirstPlace = 8192, kMpiPlaces = 16384;
 
@@ -49,7 +48,7 @@ class MpiFunctions {
   virtual ~MpiFunctions() = default;
   virtual MpiRequest send(std::span<const std::byte> bytes, int to, int tag = kMpiFrames) = 0;
   virtual MpiRequest receive(std::span<std::byte> into, int from, int tag = kMpiFrames) = 0;
-  /// Whether it is complete, of which it is not to be asked again. `bytes`: how many were received.
+  /// Whether it is complete; then it must not be tested again. `bytes`: how many were received.
   virtual bool test(MpiRequest& request, size_t* bytes = nullptr) = 0;
   /// A receive ends soon, with or without bytes.
   virtual void cancel(MpiRequest& request) = 0;
@@ -58,12 +57,12 @@ class MpiFunctions {
 
   /// Whether MPI has this type and this operation.
   virtual bool folds(DType dtype, ReduceOp op) const = 0;
-  /// Begins to make a duplicate of the communicator: all ranks do, one after the other. `made`
-  /// stays where it is until adopt() has made it a handle, once it is complete; its errors return.
+  /// Begins to make a duplicate of the communicator: all ranks do, one after the other. `made` must
+  /// not move until the request is complete and adopt() has made it a handle, whose errors return.
   virtual MpiRequest duplicate(uint64_t& made) = 0;
   virtual void adopt(uint64_t& made) = 0;
-  /// Of `count` elements, of what folds(): in a duplicate, in the same order on all ranks. The
-  /// output may be the input.
+  /// Begins an all-reduce of `count` elements that folds() accepts, in a duplicate. All ranks begin
+  /// theirs in the same order. The output may be the input.
   virtual MpiRequest all_reduce(const std::byte* input, std::byte* output, size_t count,
                                 DType dtype, ReduceOp op, uint64_t communicator) = 0;
 
@@ -71,7 +70,7 @@ class MpiFunctions {
   virtual void at_finalize(void (*act)()) = 0;
 };
 
-/// How MPI ends in this process, by whoever has initialized it.
+/// How MPI ends in this process, for the code that has initialized it.
 class MpiExit {
  public:
   virtual ~MpiExit() = default;

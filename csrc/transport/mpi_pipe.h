@@ -20,7 +20,7 @@ struct MpiPipe {
   using Key = std::pair<uint64_t, int>;  // of the stream; the lane
   using Buffer = std::unique_ptr<std::byte[]>;
 
-  /// What has arrived: [begin, end) of the bytes, or of their place.
+  /// Bytes that have arrived: [begin, end) of `bytes`, or of `place`.
   struct Piece {
     Buffer bytes{};
     size_t begin = 0, end = 0;

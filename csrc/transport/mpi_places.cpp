@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kAwaited = 2;  // pieces of a transfer: one comes while one is folded
 constexpr auto kAnswer = std::chrono::milliseconds(250);  // of the peer to what it was told
 
-/// Of this process: what was sent there may come in any later world.
+/// Tags that this process never uses again: a late message may come for them in any later world.
 std::set<int>& burnt_tags() {
   static auto* const tags = new std::set<int>;
   return *tags;
@@ -33,8 +33,8 @@ void MpiPort::offer(const std::shared_ptr<MpiPipe>& pipe, std::byte* place, size
   guard([&] { await(pipe); });
 }
 
-/// Posts receives for what comes next, and tells the peer. What has come and is not consumed takes
-/// its share: buffers that are folded from stay few, and hot.
+/// Posts receives for the next bytes, and tells the peer. Pieces that have arrived and are not
+/// consumed count as well, so that the buffers to be folded stay few, and hot.
 void MpiPort::await(const std::shared_ptr<MpiPipe>& pipe) {
   MpiLink& link = *pipe->link;
   while (pipe->unposted > 0 && pipe->awaited.size() + pipe->arrived.size() < kAwaited) {
@@ -62,7 +62,7 @@ int MpiPort::new_tag(MpiLink& link) {
   return tag;
 }
 
-/// What has come whole becomes pieces that have arrived.
+/// Turns receives that are complete into arrived pieces.
 void MpiPort::collect(const std::shared_ptr<MpiPipe>& pipe) {
   MpiLink& link = *pipe->link;
   while (!pipe->awaited.empty() && receive_rest(link, pipe->awaited.front(), false)) {
@@ -79,8 +79,8 @@ void MpiPort::collect(const std::shared_ptr<MpiPipe>& pipe) {
   for (MpiPipe::Piece& piece : std::exchange(pipe->later, {})) keep(*pipe, std::move(piece));
 }
 
-/// True when nothing is posted for it any more. A message may bring less than there is place for:
-/// the rest comes, or an empty one, which says that no more will, as the sender's verdict explains.
+/// True when nothing is posted for it any more. A message may be shorter than the receive: the rest
+/// follows, or an empty message, which says that no more will. The sender's verdict explains why.
 bool MpiPort::receive_rest(MpiLink& link, MpiPipe::Awaited& awaited, bool ends) {
   size_t bytes = 0;
   if (awaited.over) return ends;
@@ -98,7 +98,7 @@ bool MpiPort::receive_rest(MpiLink& link, MpiPipe::Awaited& awaited, bool ends) 
 
 // ---- the sender ----
 
-/// Little of what the peer takes is not worth a message where more will be ready soon.
+/// A small part of a receive is not worth a message, since more will be ready soon.
 bool MpiPort::takes(const MpiPipe& pipe, size_t ready) {
   const std::lock_guard lock(mutex_);
   if (!usable()) return false;
@@ -147,7 +147,7 @@ bool MpiPort::refers(const MpiPipe& pipe) {
 
 // ---- the end in the middle of something ----
 
-/// To a place that will get no bytes.
+/// Sends an empty message to a receive that will get no bytes.
 void MpiPort::answer(MpiLink& link, int tag) {
   link.straight.push_back({functions_->send({}, link.peer, tag), nullptr});
 }

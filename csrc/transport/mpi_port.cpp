@@ -62,7 +62,7 @@ std::shared_ptr<MpiPipe> MpiPort::open(int peer, uint64_t stream, int lane) {
   return pipe_of(link_to(peer), {stream, lane});
 }
 
-/// Made by whoever comes first: who opens it, or a frame for it.
+/// Makes the pipe when it is opened, or when the first frame for it comes.
 std::shared_ptr<MpiPipe> MpiPort::pipe_of(MpiLink& link, const MpiPipe::Key& key) {
   std::shared_ptr<MpiPipe>& pipe = link.pipes[key];
   if (!pipe) {
@@ -162,7 +162,7 @@ void MpiPort::consume(const std::shared_ptr<MpiPipe>& pipe, size_t count) {
   });
 }
 
-/// An element that two pieces share is made whole.
+/// Joins the parts of an element that lies in two pieces.
 void MpiPort::join(MpiPipe& pipe, size_t at_least) {
   MpiPipe::Piece joined{.bytes = buffer(at_least > kSmall), .whole = at_least > kSmall};
   joined.straight = pipe.arrived.front().straight;
@@ -188,7 +188,7 @@ MpiLink& MpiPort::link_to(int peer) {
   return links_.try_emplace(peer, peer, keys_for(peer, "heads of frames")).first->second;
 }
 
-/// Takes what has come, no more than that pipe lacks: who waits for it asks MPI for nothing else.
+/// Takes messages that have come, but no more than `until` lacks: its reader needs nothing else.
 void MpiPort::progress(MpiLink& link, const MpiPipe* until, size_t at_least) {
   while (link.receives.size() < kReceives) post(link);
   for (size_t bytes = 0; functions_->test(link.receives.front().request, &bytes);) {
@@ -288,7 +288,7 @@ MpiFrame MpiPort::frame_of(const MpiPipe& pipe, MpiFrameKind kind, size_t count)
           .count = count};
 }
 
-/// MPI has short ones out of our hands at once, mostly.
+/// MPI mostly completes short sends at once.
 void MpiPort::send(MpiLink& link, const MpiFrame& frame, const std::shared_ptr<MpiPipe>& pipe,
                    std::span<const std::byte> bytes) {
   const bool whole = bytes.size() > kSmall;
@@ -327,7 +327,7 @@ bool MpiPort::may_call() const {
   return threads_ != MpiThreads::funneled || caller_ == std::this_thread::get_id();
 }
 
-/// False where nothing moves any more, and nothing needs to be said of it yet.
+/// Whether MPI may be called. Throws after its end, once no death will explain that any more.
 bool MpiPort::usable() {
   if (state_ == State::open) return may_call();
   if (state_ == State::closed || now() - since_ < kPatience) return false;
@@ -380,7 +380,7 @@ void MpiPort::finalize() {
   if (tell) tell();
 }
 
-/// Takes what comes meanwhile: others may have to send before they receive.
+/// Takes messages meanwhile, since others may have to send before they receive.
 bool MpiPort::finish_sends() {
   const Deadline until = Deadline::after(kLastSends);
   for (;;) {

@@ -1,13 +1,13 @@
-// What one rank has of MPI: to each other rank a link, over which go the bytes of all channels
-// between the two, in frames. A frame is one message of MPI and says whose it is, so that no tags
-// are to be agreed on, and frames of a channel that is not open here yet wait for it.
+// One rank's use of MPI: a link to each other rank carries the bytes of all channels between the
+// two, in frames. A frame is one message of MPI and names its channel, so ranks need not agree on
+// tags. Frames of a channel that is not open here yet wait for it.
 //
 // Note [Ahead]
 //
-// A channel is at most kWindow bytes of frames ahead of its consumer, who tells what it has
-// consumed. So links take every frame at once, none stands in another's way, and what they hold is
-// bounded. MPI moves bytes only while somebody calls it: an operation whose bytes are consumed but
-// for kQuiet may end, since so few lie with MPI no more.
+// A channel is at most kWindow bytes of frames ahead of its consumer, which reports the bytes that
+// it has consumed. So links take every frame at once, none stands in another's way, and the bytes
+// they hold are bounded. MPI moves bytes only while it is called: an operation may end once all its
+// bytes but kQuiet are consumed, since so few do not stay with MPI.
 //
 // A head is sealed (base/seal.h), by a key of the link and the direction; data are not. Messages
 // that a channel carries have seals of their own.
@@ -32,9 +32,9 @@
 // them is wanted, with all before it, in the order of their numbers: so also in one order on all
 // ranks. They stay for later worlds of the same communicator (MpiDuplicates).
 //
-// MPI cannot be told to give one up: it ends when every rank has begun it. Where a world fails in
-// between, a rank that has begun tells others, and whoever has not begins it with memory of the
-// port's, for nobody to look at. A rank that gets no such word for a moment has nothing to begin.
+// MPI cannot cancel an all-reduce: it ends when every rank has begun it. If a world fails in
+// between, a rank that has begun tells others. A rank that has not begins it with memory of the
+// port's, whose result nobody reads. A rank that is told nothing for a moment has nothing to begin.
 //
 // Note [The end of MPI]
 //
@@ -68,7 +68,7 @@ namespace farandole {
 struct MpiFrame;
 enum class MpiFrameKind : uint32_t;
 
-/// What lies with MPI between this rank and another one.
+/// The link to one other rank: its channels, and its messages that MPI holds.
 struct MpiLink {
   struct Receive {
     MpiPipe::Buffer bytes;
@@ -80,7 +80,7 @@ struct MpiLink {
     std::shared_ptr<MpiPipe> of;
     bool whole = false;
   };
-  /// Of memory that is not ours; of none, an empty one.
+  /// A send from memory of a channel's user; `of` is null for an empty message.
   struct Straight {
     MpiRequest request;
     std::shared_ptr<MpiPipe> of;
@@ -100,10 +100,10 @@ struct MpiLink {
   int next_tag = 0;
 };
 
-/// Which threads may call MPI, as it was initialized: any of them; any, one at a time; this one.
+/// The threads that may call MPI, as it was initialized: any; any, one at a time; the port's maker.
 enum class MpiThreads { multiple, serialized, funneled };
 
-/// Any thread that may call MPI; links are polled by whoever polls the engine.
+/// Used by any thread that may call MPI; the thread that polls the engine polls the links.
 class MpiPort {
  public:
   static constexpr size_t kPiece = 64 * 1024;  // bytes in a frame, at most
@@ -112,7 +112,7 @@ class MpiPort {
   static constexpr size_t kShortestPlaced = 32 * 1024;  // of transfers that go in no frames
   static constexpr size_t kFolded = 512 * 1024;       // of such a one that is to be folded: a piece
   static constexpr size_t kPlaced = 2 * 1024 * 1024;  // of one that goes to its place
-  /// Of memory by MPI, for a rank that does not answer; a busy machine keeps one from it for long.
+  /// How long MPI may hold memory if a rank does not answer: on busy machines an answer takes long.
   static constexpr auto kLongestHold = std::chrono::seconds(3);
 
   /// `world`: the same on all its ranks, and another for every world. `secret`: the job's.
@@ -130,7 +130,7 @@ class MpiPort {
   /// Funneled: the thread that made this.
   std::thread::id caller() const { return caller_; }
 
-  /// Of what nobody else sends between these ranks, of this world and for this purpose.
+  /// Keys for messages between these two ranks, in this world and for this purpose alone.
   ConnectionKeys keys_for(int peer, const std::string& purpose) const;
   /// One end of a channel; the other rank opens the other.
   std::shared_ptr<MpiPipe> open(int peer, uint64_t stream, int lane);
@@ -143,8 +143,7 @@ class MpiPort {
   void consume(const std::shared_ptr<MpiPipe>& pipe, size_t count);
   bool refers(const MpiPipe& pipe);
   void offer(const std::shared_ptr<MpiPipe>& pipe, std::byte* place, size_t count);
-  /// Whether bytes of a transfer that is offered a place may be written: these are all that are
-  /// ready.
+  /// Whether a transfer that is offered a place may be written now; `ready`: bytes to be written.
   bool takes(const MpiPipe& pipe, size_t ready);
   /// Never throws.
   Held let_go(const std::shared_ptr<MpiPipe>& pipe);
@@ -158,19 +157,19 @@ class MpiPort {
   bool folds(DType dtype, ReduceOp op) const { return functions_->folds(dtype, op); }
   /// Begins it, if it has not begun. True when the output is there. Later Error(link).
   bool reduce(MpiReduction& reduction);
-  /// Of one that nobody waits for any more; never throws.
+  /// Lets go of a reduction that nobody waits for any more. Never throws.
   Held let_go(MpiReduction& reduction);
 
-  /// Moves what can be moved, of all channels.
+  /// Moves as many bytes as it can, of all channels.
   void progress_all();
-  /// Frames may come: MPI has to be asked for them.
+  /// Whether frames may come, so that MPI must be polled for them.
   bool expects() const { return expects_.load(std::memory_order_relaxed); }
 
   /// From now on nothing of MPI is called, and MPI_Finalize will end the process.
   void abandon(const std::string& why);
-  /// This rank leaves: waits a moment for what is on its way.
+  /// This rank leaves: waits a moment for messages that are on their way.
   void close();
-  /// MPI_Finalize has begun. Where this rank had not left, `tell` is called: the others hear of it.
+  /// MPI_Finalize has begun. If this rank had not left, `tell` is called to inform the others.
   void finalize();
   void when_finalized(std::function<void()> tell);
 

@@ -21,10 +21,10 @@ struct MpiDuplicate {
   uint32_t begun = 0;  // all-reduces; counts on from world to world
 };
 
-/// Those of one communicator. They are never moved: MPI writes handles to where they are.
+/// The duplicates of one communicator. They never move in memory, as MPI writes their handles.
 using MpiDuplicates = std::deque<MpiDuplicate>;
 
-/// This process' own, by the communicator's handle.
+/// This process' duplicates, by the communicator's handle.
 std::shared_ptr<MpiDuplicates> mpi_duplicates_of(uint64_t communicator);
 
 struct MpiReduction {
@@ -43,7 +43,7 @@ struct MpiReduction {
   TimePoint ends_since{};
 };
 
-/// What this rank takes part in for others to end it.
+/// An all-reduce in which this rank takes part only so that it ends on other ranks.
 struct MpiJoined {
   MpiReduction reduction;
   std::unique_ptr<std::byte[]> memory;

@@ -13,8 +13,8 @@ namespace {
 
 constexpr auto kListening = std::chrono::milliseconds(250);  // of others that have begun
 
-/// Whom a rank tells: what one knows, all know after as many words in a row as there are bits in
-/// their number.
+/// The ranks that a rank tells. News from one rank reaches all in as many hops as there are bits in
+/// the number of ranks.
 std::set<int> neighbours(int rank, int size) {
   std::set<int> all;
   for (int distance = 1; distance < size; distance *= 2) {
@@ -49,7 +49,7 @@ bool MpiPort::reduce(MpiReduction& reduction) {
   return reduction.stage == MpiReduction::Stage::complete;
 }
 
-/// If its communicator is there.
+/// Begins the all-reduce if its communicator is there.
 void MpiPort::begin(MpiReduction& reduction) {
   if (!has_communicator(reduction.communicator)) return;
   MpiDuplicate& duplicate = (*duplicates_)[reduction.communicator];
@@ -119,7 +119,7 @@ void MpiPort::tell_begun(const MpiReduction& reduction) {
   for (const int peer : neighbours(rank_, size_)) send(link_to(peer), told, nullptr, {});
 }
 
-/// Unless this rank has begun it, too. The world has failed, as it will hear.
+/// Joins the all-reduce unless this rank has begun it. The world has failed; its error follows.
 void MpiPort::join(const MpiFrame& told, int from) {
   const auto dtype = static_cast<size_t>(told.lane), op = static_cast<size_t>(told.tag);
   if (told.stream >= duplicates_->size() || dtype >= kDTypes.size() || op >= kReduceOps.size() ||
@@ -144,7 +144,7 @@ void MpiPort::join(const MpiFrame& told, int from) {
   joined_.push_back(std::move(joined));
 }
 
-/// Others may know it from this rank alone.
+/// Tells others of each, since some may learn of it from this rank alone.
 void MpiPort::progress_joined() {
   std::erase_if(joined_, [&](const auto& joined) {
     MpiReduction& reduction = joined->reduction;

@@ -49,7 +49,7 @@ size_t bytes_mapped() {
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kLeastArena = 16 * kMiB;
 
-/// What a limit (a ulimit) leaves to the segment, and which arena fits; nothing if there is none.
+/// Says how much a ulimit leaves to the segment, and which arena fits; empty if there is no limit.
 std::string said_of_limit(int ranks, decltype(RLIMIT_AS) which, const char* name, size_t used) {
   rlimit limit{};
   if (::getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
@@ -63,7 +63,7 @@ std::string said_of_limit(int ranks, decltype(RLIMIT_AS) which, const char* name
                               : "FARANDOLE_ARENA_BYTES=" + std::to_string(arena / kMiB) + "M fits");
 }
 
-/// It takes address space, and memory only as that is used: what refuses it is a limit.
+/// The segment takes address space, and memory only as that is used, so only a limit can refuse it.
 [[noreturn]] void refuse_size(std::string_view call, size_t bytes, const std::string& said) {
   throw Error(ErrorCode::resource,
               errno_error(call).verdict() + "; an arena for each rank takes " +

@@ -42,8 +42,8 @@ enum class RankState : uint64_t {
   gone,     // it touches no memory of others any more
 };
 
-/// What a rank publishes under a key: where in its arena a thing lies. A withdrawn entry keeps its
-/// key until its place is needed: a peer that looks late sees that there was one, and is gone.
+/// An entry that a rank publishes under a key: where in its arena something lies. A withdrawn entry
+/// keeps its key until its slot is needed, so that a peer that looks late sees that there was one.
 /// All accesses are seq_cst: readers look at the key again after the rest (Segment::find).
 struct DirectoryEntry {
   std::atomic<uint64_t> key{0};  // 0: never used, or changing hands
@@ -58,8 +58,8 @@ enum class EntryState : uint64_t {
 inline constexpr size_t kDirectoryEntries = 1000;
 inline constexpr size_t kMostRanks = 4096;
 
-/// What a rank shows of its own memory when ranks meet (control/foreign_access.h): a number to be
-/// found there, whether this rank found the others', and how fast. `step` releases the rest.
+/// A sample of a rank's own memory, shown when ranks meet (control/foreign_access.h): a number to
+/// be found there, whether this rank found the others', and how fast. `step` releases the rest.
 struct ForeignSample {
   std::atomic<uint64_t> step{0};
   uint64_t number = 0, number_at = 0, bytes_at = 0;  // addresses in its owner
@@ -68,7 +68,7 @@ struct ForeignSample {
   alignas(4096) std::byte bytes[64 << 10];  // to be copied
 };
 
-/// Why a rank leaves, where that is more than that it does (control/farewell.h).
+/// Why a rank leaves, if it gives a reason (control/farewell.h).
 struct Farewell {
   std::atomic<uint64_t> state{0};  // FarewellState; after the rest
   int64_t since = 0;               // ns of the clock that all processes share
@@ -76,7 +76,7 @@ struct Farewell {
   char what[384] = {}, place[384] = {};
 };
 
-/// Where the others reach a rank besides over this memory, as its transport wrote it.
+/// The address where other ranks reach a rank besides over this memory, as its transport wrote it.
 struct ShownAddress {
   std::atomic<uint64_t> bytes{0};  // 0: not yet; released last
   std::byte text[64] = {};
@@ -107,18 +107,18 @@ class Segment {
 
   int fd() const { return memory_.get(); }
   int ranks() const { return ranks_; }
-  /// Of a rank elsewhere: what this process knows of it, in memory of its own.
+  /// For a rank elsewhere: a page in this process's own memory, with what is known of that rank.
   RankPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
-  /// `rank` is on another host, and maps another segment. Before anything is known of it.
+  /// `rank` is on another host, and maps another segment. Call it before anything is known of it.
   void set_apart(int rank);
   /// When ranks of this host last heard of one elsewhere, in nanoseconds: in memory that all map.
   std::atomic<uint64_t>& heard_of(int rank) const { return mapped_page(rank).heard.value; }
   RankState state_of(int rank) const;
-  /// Of this process's own rank.
+  /// Sets the state of this process's own rank, or what it knows of one elsewhere.
   void show_state(int rank, RankState state) const;
-  /// Known to the ranks that map this memory, and to nobody else: the job's, made with it.
+  /// The job's secret, which only the ranks of the job know.
   std::span<const std::byte, 32> secret() const;
-  /// Of this process's own rank, or of one elsewhere; once.
+  /// Publishes the address of this process's own rank; once.
   void show_address(int rank, std::span<const std::byte> address) const;
   /// Empty: not yet.
   std::vector<std::byte> address_of(int rank) const;
@@ -131,7 +131,7 @@ class Segment {
   /// Throws Malformed where it does not.
   std::byte* at(uint64_t offset, size_t bytes) const;
 
-  /// Waits for nobody: where `rank` published `key`, or nothing yet.
+  /// Never blocks: where `rank` published `key`, or nothing yet.
   std::optional<uint64_t> find(int rank, uint64_t key) const;
   /// True when `rank` has published `key`, even if it has withdrawn it since.
   bool listed(int rank, uint64_t key) const;

@@ -27,7 +27,7 @@ ShmLane lane_of(std::byte* block, int lane) {
   return shm_lane_at(block + sizeof(BlockHeader) + static_cast<size_t>(lane) * kShmLaneBytes);
 }
 
-/// Directory key of what its publisher shares with `peer`; never 0 (splitmix64's finalizer).
+/// Directory key of its publisher's block for `peer`; never 0 (splitmix64's finalizer).
 uint64_t directory_key(uint64_t stream_key, int peer) {
   uint64_t x = stream_key + 0x9e3779b97f4a7c15 * (static_cast<uint64_t>(peer) + 1);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -47,8 +47,8 @@ struct Block {
   bool met = false;   // we have seen the counterpart
 };
 
-/// What a rank's transport and its channels share. A block is released only when the peer cannot
-/// touch it any more; until then it waits in `retired_` and every later call looks again.
+/// State shared by a rank's transport and its channels. A block is released only when the peer
+/// cannot touch it any more; until then it waits in `retired_` and every later call looks again.
 class Shared {
  public:
   Shared(std::shared_ptr<Arena> arena, int rank) : arena_(std::move(arena)), rank_(rank) {}

@@ -1,8 +1,8 @@
 // Channels between processes of one host, through the segment that all of them map.
 //
 // Each side allocates from its own arena one block of transmit rings for (stream, peer), publishes
-// it in the segment's directory, and polls the peer's directory for the counterpart. What
-// lies in the arenas anyway need not pass through a ring (transport/shm_channel.h).
+// it in the segment's directory, and polls the peer's directory for the counterpart. Bytes that lie
+// in the arenas anyway need not pass through a ring (transport/shm_channel.h).
 //
 // Nothing here rings a doorbell: the engine rings, at the end of a turn, the peers that sleep.
 #pragma once

@@ -84,7 +84,7 @@ void ShmChannel::put_header(size_t length, Frame kind) {
 
 std::optional<std::span<std::byte>> ShmChannel::place_for(std::span<const std::byte> bytes) {
   const std::span<std::byte> nowhere;
-  // What cannot be referred to is copied into the ring, without waiting for the receiver.
+  // Bytes outside the arenas are copied into the ring, without waiting for the receiver.
   if (!segment_.offset_of(bytes.data(), bytes.size())) return nowhere;
   if (sent_ >= taken_.end && !take_offer()) return std::nullopt;
   if (taken_.place == nullptr) return nowhere;
@@ -93,7 +93,7 @@ std::optional<std::span<std::byte>> ShmChannel::place_for(std::span<const std::b
   return std::span(taken_.at(sent_), std::min(bytes.size(), most));
 }
 
-/// Whether the peer has said where the bytes from `sent_` on shall lie. Its words stay as they are
+/// Whether the peer has said where the bytes from `sent_` on shall lie. Its offer does not change
 /// until it has read all of these.
 bool ShmChannel::take_offer() {
   if (their_offer_.begin.load(std::memory_order_acquire) != sent_ + 1) return false;
@@ -116,7 +116,7 @@ void ShmChannel::offer(std::byte* place, size_t count) {
   offered_ = {received_, received_ + count, offset ? place : nullptr};
   offer_.place.store(offset ? *offset + 1 : 0, std::memory_order_relaxed);
   offer_.count.store(count, std::memory_order_relaxed);
-  // Release: whoever used the memory before is done with it; partner: take_offer.
+  // Release: earlier uses of the memory are over; partner: take_offer.
   offer_.begin.store(received_ + 1, std::memory_order_release);
 }
 
@@ -211,7 +211,7 @@ std::span<const std::byte> ShmChannel::join(size_t at_least) {
   return {joined_.data(), at_least};
 }
 
-// ---- what a peer's words may lead us to ----
+// ---- memory to which a peer's numbers may lead us ----
 
 /// Only the arenas may be referred to: a wild offset must not lead us anywhere else.
 const std::byte* ShmChannel::referenced(uint64_t offset, uint64_t length) const {
@@ -225,7 +225,7 @@ const std::byte* ShmChannel::put_by_peer(uint64_t begin, uint64_t length) const 
   return offered_.at(begin);
 }
 
-/// Nowhere else may a peer ask us to write.
+/// A peer may ask us to write into its own arena alone.
 std::byte* ShmChannel::in_arena_of_peer(uint64_t offset, uint64_t length) const {
   const std::span<std::byte> arena = segment_.arena(peer_);
   const uint64_t begin = *segment_.offset_of(arena.data(), arena.size());

@@ -27,10 +27,10 @@ namespace farandole {
 /// 4: with 128 KiB 590 us, 256: 350, 512: 320, 1 MiB: 330.
 inline constexpr size_t kShmRingBytes = 512 * 1024;
 
-/// From so many bytes on, what arrives as it shall lie is put into its place by the sender, where
-/// ranks exchange: they would write lines that their peer has just read (stream/stream_page.h).
-/// Where one sends to many, those copy side by side. An all-reduce of 1 MiB in memory that all
-/// ranks map, Zen 4: by `ring` 66 -> 41 us, by `halving_doubling` 64 -> 40.
+/// From so many bytes on, the sender puts bytes that are only moved into their place, where ranks
+/// exchange: they would write lines that their peer has just read (stream/stream_page.h). Where one
+/// sends to many, the receivers copy side by side. An all-reduce of 1 MiB in memory that all ranks
+/// map, Zen 4: by `ring` 66 -> 41 us, by `halving_doubling` 64 -> 40.
 inline constexpr size_t kShortestPut = 32 * 1024;
 
 /// Where the lane's owner wants the next bytes that it is sent.
@@ -83,7 +83,7 @@ class ShmChannel : public Channel {
     size_t frame_bytes() const;
   };
 
-  /// An offer as one side keeps it: what of the stream goes where.
+  /// An offer as one side keeps it: bytes [begin, end) of the stream go to `place`.
   struct Run {
     uint64_t begin = 0, end = 0;
     std::byte* place = nullptr;

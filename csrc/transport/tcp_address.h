@@ -23,15 +23,15 @@ class TcpAddress {
 
   /// The loopback of that family (4, 6), any port.
   static TcpAddress loopback(int family);
-  /// Nothing for what is no address that a rank may listen at.
+  /// Nothing if `bytes` are no address at which a rank may listen.
   static std::optional<TcpAddress> from(std::span<const std::byte> bytes);
   /// Where a socket of ours listens.
   static TcpAddress of_listener(int socket);
-  /// One after the other, as a rank shows them; nothing where one of them is no address, or there
-  /// is none.
+  /// Several addresses, one after the other, as a rank shows them; nothing if there is none, or one
+  /// of them is no address.
   static std::optional<std::vector<TcpAddress>> all_from(std::span<const std::byte> bytes);
 
-  /// At the other end of a connection; nothing where it is none any more.
+  /// The address at the other end of a connection; nothing if it is not connected.
   static std::optional<TcpAddress> of_peer(int socket);
 
   /// Whether both are at one address, at whatever port.
@@ -50,16 +50,16 @@ class TcpAddress {
 /// `family` (4, 6) takes that one alone. Non-blocking, close-on-exec.
 Fd listen_on_loopback(std::optional<int> family = std::nullopt);
 
-/// Begins to connect; errno stands, and nothing comes back, where that cannot begin.
+/// Begins to connect; empty, with errno, if that cannot begin.
 Fd begin_to_connect(const TcpAddress& address);
 
-/// Whether a socket that began to connect has come so far.
+/// Whether a socket that began to connect is connected.
 bool is_connected(int socket);
 
 /// Whether the other end of a connection has closed it, or it is broken.
 bool has_hung_up(int socket);
 
-/// What every connection has: data leave at once, and a silent end is asked whether it is there.
+/// Sets the options of a connection: data leave at once, and a silent peer is probed.
 void prepare_connection(int socket);
 
 }  // namespace farandole

@@ -66,7 +66,7 @@ size_t TcpChannel::write_records(std::span<const std::byte> bytes) {
   return taken;
 }
 
-/// True when the kernel has all of what was taken.
+/// True when the kernel has all bytes that were taken.
 bool TcpChannel::flush() {
   while (!records_->to_send().empty() && error_ == 0) {
     const size_t count = send(records_->to_send());
@@ -76,7 +76,7 @@ bool TcpChannel::flush() {
   return error_ == 0;
 }
 
-/// What was taken the kernel has, but for a record.
+/// Without records, the kernel has all bytes that were taken; a record may still have to be sent.
 bool TcpChannel::drained() {
   if (!records_ || flush()) return true;
   if (error_ != 0) complain();
@@ -108,7 +108,7 @@ size_t TcpChannel::read(std::span<std::byte> into) {
   return count;
 }
 
-/// What has arrived before the end is always taken first: the kernel keeps that order.
+/// Bytes that arrived before the end are always taken first: the kernel keeps that order.
 size_t TcpChannel::receive(std::span<std::byte> into) {
   if (into.empty() || !connected()) return 0;
   ssize_t count = 0;

@@ -1,9 +1,9 @@
 // A channel over a TCP connection: bytes go from the caller's memory to the kernel and from the
-// kernel into place. What is folded passes through a small buffer.
+// kernel into place. Bytes to be folded pass through a small buffer.
 //
 // The connection is made when the channel is first used, so that lanes which no plan uses cost
-// nothing. It may be broken: where the peer has died or left, that is the engine's to find out and
-// to name, so the channel only falls silent; else it is Error(link).
+// nothing. If it breaks because the peer has died or left, the channel only falls silent, since the
+// engine finds out and names the rank; else it is Error(link).
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace farandole {
 
-/// What the channels of a rank share.
+/// State shared by a rank's channels.
 struct TcpShared {
   TcpShared(std::shared_ptr<TcpDoor> its_door, std::function<bool(int)> has_gone_or_none,
             Wire its_wire)

@@ -19,8 +19,8 @@ namespace {
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(50);
 constexpr auto kDialPatience = std::chrono::seconds(10);  // where a rank has shown its address
-// So long an address has to answer before the next one is tried, and twice as long in each further
-// round: a way across the sea takes a third of the first, and a lost packet is sent again.
+// An address must answer within this time before the next one is tried, and within twice as long in
+// each further round. A way across the sea takes a third of it, and a lost packet is sent again.
 constexpr auto kFirstAnswer = std::chrono::milliseconds(250);
 constexpr size_t kMostDoublings = 4;
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
@@ -175,7 +175,7 @@ int TcpDoor::time_to_next() const {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
 }
 
-// ---- who comes ----
+// ---- connections to this rank ----
 
 void TcpDoor::let_in(int listener) {
   constexpr int kAtOnce = 64;  // others want something, too
@@ -200,7 +200,7 @@ void TcpDoor::let_in(int listener) {
   }
 }
 
-/// The one that has been silent longest goes; a rank of ours dials again.
+/// Drops the client that has been silent longest; a rank of ours dials again.
 void TcpDoor::make_room() {
   size_t half_open = 0;
   auto oldest = visitors_.end();
@@ -220,7 +220,7 @@ void TcpDoor::drop_impolite() {
   if (gone > 0) note_stranger("it did not say in time who it is");
 }
 
-/// Who does not answer may do so elsewhere. Who has answered is waited for: it may stand still.
+/// Retries dials that get no answer in time. One that is connected is kept: it may stand still.
 void TcpDoor::look_after_dials(TimePoint when) {
   std::vector<Dial> unanswered;
   for (auto it = visitors_.begin(); it != visitors_.end();) {
@@ -294,12 +294,12 @@ void TcpDoor::deliver(const TcpLane& lane, TcpConnection connection) {
   }
   const auto arrival = waiting->second.lock();
   awaited_.erase(waiting);
-  if (!arrival) return;  // who asked for it has closed
+  if (!arrival) return;  // the channel that asked for it has closed
   arrival->connection = std::move(connection);
   arrived(*arrival);
 }
 
-/// A rank of ours that is not to be understood: who asks for the lane is told why.
+/// Refuses a rank of ours that speaks another format: the caller that awaits the lane learns why.
 void TcpDoor::deliver(const TcpLane& lane, const Error& refusal) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<TcpArrival> arrival;
@@ -350,7 +350,7 @@ Error TcpDoor::of_this_rank(const Error& error) const {
           error.advice()};
 }
 
-/// Who waits for them here would wait for ever, and so would all others for this rank.
+/// Else callers here would wait for these lanes for ever, and all other ranks for this one.
 void TcpDoor::refuse_awaited(const Error& error) {
   const std::lock_guard lock(mutex_);
   for (const auto& [lane, waiting] : std::exchange(awaited_, {}))
@@ -360,7 +360,7 @@ void TcpDoor::refuse_awaited(const Error& error) {
     }
 }
 
-// ---- whom we call ----
+// ---- connections from this rank ----
 
 void TcpDoor::take_dials() {
   const std::lock_guard lock(mutex_);
@@ -411,14 +411,14 @@ void TcpDoor::give_up(const Dial& dial, const Error& error) {
   arrived(*arrival);
 }
 
-/// It is only early, and may be so for ever.
+/// Tries again after a pause; for ever while the other rank has shown no address.
 void TcpDoor::wait_for(Dial dial) {
   dial.pause = std::clamp<Duration>(dial.pause * 2, kFirstPause, kLongestPause);
   dial.next = now() + dial.pause;
   dials_.push_back(std::move(dial));
 }
 
-/// Once all its addresses have been tried, after a pause.
+/// Tries the next address at once; after the last one, the first again after a pause.
 void TcpDoor::try_again(Dial dial, const std::string& why) {
   const TimePoint when = now();
   dial.whys[dial.at] += why;
@@ -434,7 +434,7 @@ void TcpDoor::try_again(Dial dial, const std::string& why) {
   dials_.push_back(std::move(dial));
 }
 
-/// Another may have that address, too, in a network of its own: the rest of them are tried.
+/// Another machine may have that address in a network of its own, so the others are tried as well.
 void TcpDoor::take_refusal(Dial dial, const Error& refusal) {
   if (!dial.refusal) dial.refusal = refusal;
   try_again(std::move(dial), refusal.verdict());

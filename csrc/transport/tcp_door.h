@@ -1,6 +1,6 @@
-// Where a rank's TCP connections are made: a thread accepts and dials, and both ends prove who they
-// are, so that nobody who connects and says nothing holds up who polls. Who polls asks for a lane
-// and looks whether it has come.
+// Makes a rank's TCP connections. A thread accepts and dials, and both ends prove who they are, so
+// a silent client never holds up the thread that polls the engine. That thread asks for a lane and
+// looks whether it has come.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ struct TcpArrival {
   std::shared_ptr<const Fd> wake{};  // of one that was there before: rung instead of news()
 };
 
-/// Of each rank those where it listens, one after the other (TcpAddress::all_from).
+/// By rank: the addresses where it listens, one after the other (TcpAddress::all_from).
 using TcpAddresses = std::vector<std::vector<std::byte>>;
 
 class TcpDoor {
@@ -40,7 +40,7 @@ class TcpDoor {
 
   /// Listens on loopback and shows the address in the rank's page. `family`: 4 or 6 alone.
   TcpDoor(std::shared_ptr<Segment> segment, int rank, std::optional<int> family = std::nullopt);
-  /// Between ranks that know each other's addresses. `listeners` listen already, at this one's.
+  /// For ranks that know each other's addresses. `listeners` listen already, at this rank's own.
   TcpDoor(std::shared_ptr<Segment> segment, int rank, std::vector<Fd> listeners,
           TcpAddresses of_ranks);
   ~TcpDoor();
@@ -49,17 +49,17 @@ class TcpDoor {
 
   /// Any thread; each lane once.
   std::shared_ptr<TcpArrival> await(const TcpLane& lane);
-  /// The next connection of a lane that had one. Whoever dials tries each address once.
+  /// The next connection of a lane that had one. The dialer tries each address once.
   std::shared_ptr<TcpArrival> await_again(const TcpLane& lane, std::shared_ptr<const Fd> wake);
   /// An eventfd that is rung when a lane has come.
   int news() const { return news_.get(); }
   /// Where this rank listens.
   const std::vector<std::byte>& addresses() const { return addresses_; }
-  /// Where another does, as the ranks told each other; on one host, as it has shown it by now.
+  /// Where another rank listens, as ranks told each other; on one host, as it has shown it by now.
   std::vector<std::byte> addresses_of(int rank) const;
-  /// Those of the connections that were fetched here which are for data.
+  /// The connections for data.
   TcpLinks& links() { return links_; }
-  /// In a forked child: what is its parent's is closed.
+  /// Closes the parent's descriptors in a forked child.
   void close_descriptors();
 
  private:

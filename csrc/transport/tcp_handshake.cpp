@@ -153,7 +153,7 @@ void TcpHandshake::take(std::span<const std::byte> bytes) {
     take_proof(bytes);
 }
 
-/// Ours, of the lane that it is about.
+/// This rank's hello for the lane of the handshake.
 TcpHello TcpHandshake::hello(TcpHello::Role role) const {
   TcpHello mine;
   mine.magic = bytes_of<8>(kWireMagic);
@@ -205,7 +205,7 @@ void TcpHandshake::refuse(ErrorCode code, const std::string& field, const std::s
   phase_ = Phase::refused;
 }
 
-/// What the same program on every rank would have equal.
+/// Refuses a wire format other than ours; the same program on every rank has the same one.
 bool TcpHandshake::versions_differ(const TcpHello& theirs) {
   const std::string others[] = {std::to_string(theirs.protocol), hexadecimal(theirs.byte_order),
                                 hexadecimal(theirs.layouts)};
@@ -218,7 +218,7 @@ bool TcpHandshake::versions_differ(const TcpHello& theirs) {
   return false;
 }
 
-/// By the listener. Who does not even know the magic is told nothing.
+/// By the listener. A client that does not even know the magic gets no answer.
 void TcpHandshake::take_hello(std::span<const std::byte> bytes) {
   std::ranges::copy(bytes, dialers_.begin());
   const TcpHello theirs = TcpHello::decoded(dialers_);
@@ -236,7 +236,7 @@ void TcpHandshake::take_hello(std::span<const std::byte> bytes) {
   if (!refusal_ && versions_differ(theirs)) phase_ = Phase::proof;  // is it really a rank of ours?
 }
 
-/// By the listener: that there may be such a connection to us.
+/// By the listener: refuses a connection that no rank of ours would make.
 void TcpHandshake::check_claim(const TcpHello& theirs) {
   const auto wrong = [&](const std::string& field, const std::string& ours, uint32_t other) {
     refuse(ErrorCode::authentication, field, ours, std::to_string(other));

@@ -8,9 +8,9 @@
 //
 // A proof is HMAC-SHA256 by the secret over whose proof it is and both hellos, and so over both
 // nonces, roles, ranks, stream and lane: neither a replay nor an echo is one. The keys of seals
-// (base/seal.h) follow from the same. There is no exchange of keys besides: seals hide nothing, so
-// whoever learns the secret later learns nothing of what was said. A hello has one layout for ever,
-// little-endian, whatever follows it:
+// (base/seal.h) follow from the same. There is no exchange of keys besides, so an attacker who
+// learns the secret later can read what was encrypted (Wire::sealed). A hello has one layout for
+// ever, little-endian, whatever follows it:
 //
 //    0  magic        8   "farandol"             28  from         4   world rank
 //    8  protocol     4                          32  to           4   world rank
@@ -34,7 +34,7 @@
 
 namespace farandole {
 
-/// What a connection is for. The lower rank dials.
+/// The lane of a stream that a connection carries. The lower rank dials.
 struct TcpLane {
   int dialer = -1, listener = -1;  // world ranks
   uint64_t stream_key = 0;
@@ -45,8 +45,8 @@ inline constexpr int kMostTcpLanes = 64;
 
 using Secret = std::span<const std::byte, 32>;
 
-/// What two ranks must have in common to understand each other, and what this one has, in the order
-/// of a hello.
+/// The properties that two ranks must have in common to understand each other, with this rank's
+/// values, in the order of a hello.
 std::vector<std::pair<std::string, std::string>> wire_format();
 
 struct TcpHello {
@@ -69,14 +69,14 @@ struct TcpHello {
 
 class TcpHandshake {
  public:
-  /// So much is read, at most, from somebody who has proved nothing.
+  /// Most bytes that are read from a client that has proved nothing.
   static constexpr size_t kMostRead = TcpHello::kBytes + sizeof(Digest);
 
   /// `secret` outlives it.
   static TcpHandshake dial(const TcpLane& lane, Secret secret);
   static TcpHandshake listen(int rank, int ranks, Secret secret);
 
-  /// What is to be sent now, and how much of it has been.
+  /// The bytes to be sent now; sent() says how many of them have been.
   std::span<const std::byte> to_send() const { return std::span(out_).subspan(sent_); }
   void sent(size_t count) { sent_ += count; }
   /// How many bytes come next; 0: none of the handshake's.
@@ -86,12 +86,12 @@ class TcpHandshake {
 
   /// Both have proved it, and nothing is left to be sent.
   bool agreed() const { return phase_ == Phase::agreed && to_send().empty(); }
-  /// Why the other end is refused. Close when nothing is left to be sent or read: it is told what
-  /// we are, and may prove that it is a rank of ours all the same.
+  /// Why the other end is refused. Close only when nothing is left to be sent or read: the other
+  /// end gets our hello, and may prove that it is a rank of ours all the same.
   const std::optional<Error>& refusal() const { return refusal_; }
   /// It knows the job's secret.
   bool proved() const { return proved_; }
-  /// Of what follows, once both have agreed.
+  /// The keys of the bytes that follow, once both have agreed.
   ConnectionKeys keys() const;
   /// The dialer's; what the dialer has claimed.
   const TcpLane& lane() const { return lane_; }

@@ -1,5 +1,5 @@
-// The bytes that move on TCP connections, as the kernel counts them: whether a host still answers,
-// even where its ranks say nothing, or what they say is stuck behind their data.
+// The bytes that move on TCP connections, as the kernel counts them. They show whether a host still
+// answers, even if its ranks send no message, or their messages are stuck behind data.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace farandole {
 
 struct TcpTraffic {
   uint64_t acknowledged = 0, received = 0;  // bytes, since it was connected
-  /// Whatever was sent has been acknowledged, and the other end answers where it takes no more.
+  /// All bytes sent have been acknowledged, and the other end answers even if it takes no more.
   bool settled = false;
 };
 TcpTraffic traffic_on(int socket);

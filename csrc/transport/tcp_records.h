@@ -19,19 +19,19 @@ class TcpRecords {
 
   // ---- to the peer ----
 
-  /// A prefix of `bytes` becomes a record; its length. Nothing is left to be sent.
+  /// Makes a record of a prefix of `bytes` and returns its length. Call it with nothing to send.
   size_t put(std::span<const std::byte> bytes);
   std::span<const std::byte> to_send() const { return std::span(out_).subspan(sent_); }
   void sent(size_t count) { sent_ += count; }
 
   // ---- from the peer ----
 
-  /// Where its next bytes go; while no record is here whole.
+  /// Memory for the next bytes, while no record is here whole.
   std::span<std::byte> room();
   void arrived(size_t count) { end_ += count; }
   /// How many bytes the next record has, if it is here whole; else 0. Throws Malformed.
   size_t next() const;
-  /// Those. Throws Malformed where they are not as they were sent.
+  /// Takes the next record. Throws Malformed where it is not as it was sent.
   void take(std::byte* into);
 
  private:

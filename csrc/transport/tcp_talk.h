@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-/// Both ends of which have proved who they are.
+/// A connection whose ends have both proved who they are.
 struct TcpConnection {
   Fd socket;
   ConnectionKeys keys;
@@ -28,7 +28,7 @@ class TcpTalk {
   State advance();
   int socket() const { return socket_.get(); }
   const TcpHandshake& handshake() const { return handshake_; }
-  /// Of one that is lost: errno; 0: the other end has closed.
+  /// Why the connection was lost: errno; 0: the other end has closed.
   int error() const { return error_; }
   TcpConnection take_connection() { return {std::move(socket_), handshake_.keys()}; }
   void close() { socket_.reset(); }

@@ -14,7 +14,7 @@ void TcpWakes::watch() {
     if (link->wants != link->watched) tell(*link);
 }
 
-/// What waits for nothing is taken out: a closed connection is always reported.
+/// Removes a connection that waits for nothing, since epoll always reports one that has closed.
 void TcpWakes::tell(TcpLink& link) {
   const int what = link.wants == 0     ? EPOLL_CTL_DEL
                    : link.watched == 0 ? EPOLL_CTL_ADD

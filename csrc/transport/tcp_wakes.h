@@ -1,5 +1,5 @@
-// What a parked rank waits for on its connections: exactly what its channels wait for. Bytes that
-// nobody wants yet, and a peer that has closed, wake nobody.
+// The events on its connections that wake a parked rank: exactly those its channels wait for. Bytes
+// that nobody wants yet, and a peer that has closed, wake nobody.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace farandole {
 struct TcpLink {
   Fd socket;
   uint32_t wants = 0;    // EPOLLIN, EPOLLOUT: what its channel waits for; of the polling thread
-  uint32_t watched = 0;  // what the kernel has been told
+  uint32_t watched = 0;  // the events for which epoll watches it
 };
 
 class TcpWakes {
  public:
-  /// `always` is waited for, too.
+  /// `always`: a descriptor that wakes the rank as well.
   explicit TcpWakes(int always);
 
   /// An epoll: readable once something that was wanted at watch() has come.

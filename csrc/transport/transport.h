@@ -46,23 +46,23 @@ class Transport {
 
   // ---- parking: by the thread that polls ----
 
-  /// What a parked engine waits for besides its doorbell.
+  /// The descriptors that wake a parked engine besides its doorbell.
   virtual std::span<const int> wake_fds() const { return {}; }
   /// From now on those are readable once a channel that has come short could move.
   virtual void before_park() {}
   /// One of them was readable.
   virtual void woken() {}
-  /// Nothing wakes a parked engine for some of its channels: it looks at them now and then.
+  /// Whether some channels cannot wake a parked engine, which then looks at them now and then.
   virtual bool has_to_be_asked() const { return false; }
 
   // ---- the end ----
 
-  /// That rank of the world has died.
+  /// `rank` of the world has died.
   virtual void lose([[maybe_unused]] int rank) {}
   /// This rank leaves its world; nothing more is moved.
   virtual void leave() {}
 
-  /// In a forked child, whatever its parent's threads were in the middle of.
+  /// In a forked child; the parent's threads may have been in the middle of anything.
   virtual void close_descriptors() {}
 };
 

@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-/// What a rank has to build transports from; whatever it lacks stays null.
+/// The resources from which a rank builds transports; a resource that it lacks stays null.
 struct Surroundings {
   int rank = 0;
   std::string host;

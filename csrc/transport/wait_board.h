@@ -1,5 +1,5 @@
-// What a rank shows of what it waits in: for the words of others, and for the search of circles of
-// ranks that wait for each other (control/wait_watch.h).
+// The operations that a rank waits in, shown to others: for their messages, and for the search of
+// circles of ranks that wait for each other (control/wait_watch.h).
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class SharedRecord {
     for (size_t i = 0; i < count; ++i) words_[i].store(words[i], std::memory_order_relaxed);
     version_.store(version + 2, std::memory_order_release);
   }
-  /// Nothing: never written, or its writer does not come to an end (it may be stopped).
+  /// Nothing: never written, or its writer does not finish (it may be stopped).
   std::optional<std::vector<uint64_t>> read() const {
     for (int tries = 0; tries < 8; ++tries) {
       const uint64_t version = version_.load(std::memory_order_acquire);
@@ -78,7 +78,7 @@ struct Wait {
 };
 static_assert(sizeof(Wait) == 64);
 
-/// What the program's threads are doing, as its watch sees it (python/farandole/_watch.py).
+/// The state of the program's threads, as its watch sees it (python/farandole/_watch.py).
 struct ThreadReport {
   enum State : uint64_t {
     free,      // some thread runs, or will run by itself
@@ -109,8 +109,8 @@ struct WaitHead {
 inline constexpr size_t kWaitWords =
     (sizeof(WaitHead) + kMostTitles * sizeof(WaitTitle) + kMostWaits * sizeof(Wait)) / 8;
 
-/// An error that another rank has found this one to be in, and since when it stood still then, by
-/// its own clock.
+/// An error of this rank that another one has found, and the time since which this rank stood still
+/// then, by its own clock.
 struct SentVerdict {
   static constexpr size_t kWords = 350;
   std::atomic<uint64_t> state{0};  // 0: none; 1: being written; 2: stands

@@ -1,4 +1,4 @@
-"""What a public function says of an argument of a wrong type.
+"""Errors of public functions about arguments of a wrong type.
 
 Nothing is checked before the call, which would cost every right one: when a call has failed with an
 error that is not ours, its arguments are held against the function's annotations.
@@ -35,8 +35,8 @@ def explained(
     function: None = None, /, **kinds: Kind
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def explained(function: Any = None, /, **kinds: Kind) -> Any:
-    """The function, of which a wrong argument raises InvalidArgument that names it. `kinds`: of
-    the parameters whose annotations do not say it."""
+    """Wraps the function, so that a wrong argument raises InvalidArgument that names it. `kinds`:
+    of the parameters whose annotations do not say it."""
     if function is None:
         return functools.partial(explained_by, InvalidArgument, kinds)
     return explained_by(InvalidArgument, kinds, function)
@@ -45,7 +45,7 @@ def explained(function: Any = None, /, **kinds: Kind) -> Any:
 def explained_by(
     error_of: Callable[[str], Exception], kinds: Mapping[str, Kind], function: Callable[_P, _R]
 ) -> Callable[_P, _R]:
-    """The same, with an error of another kind."""
+    """Like explained(), with an error of another kind."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -70,8 +70,8 @@ def checked(
     function: None = None, /, **kinds: Kind
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def checked(function: Any = None, /, **kinds: Kind) -> Any:
-    """The same, looked at before the call: for what is called once, and would take a wrong value
-    for long before anybody notices."""
+    """Like explained(), but checks before the call. For functions that are called once, and whose
+    wrong values would go unnoticed for long."""
     if function is None:
         return functools.partial(_checked, kinds)
     return _checked(kinds, function)
@@ -92,7 +92,7 @@ def _checked(kinds: Mapping[str, Kind], function: Callable[_P, _R]) -> Callable[
 
 
 def _called(function: Any) -> str:
-    """What a program calls: a class, where it is the class' own method."""
+    """The name that a program calls: of the class, for its `__init__`."""
     name: str = function.__qualname__.removesuffix(".__init__")
     return name.rpartition(".")[2]
 
@@ -178,7 +178,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: object) -> str:
-    """What another library says of a text with surrogates has them, too."""
+    """The text with surrogates escaped: other libraries' messages may repeat them."""
     return str(text).encode(errors="backslashreplace").decode()
 
 
@@ -209,7 +209,7 @@ _PYBINDS_WORDS = [
 
 
 def _refusal(native: Any, *args: Any, **kwargs: Any) -> str | None:
-    """What is wrong with a call that has failed; None if nothing is."""
+    """The reason why a failed call was wrong; None if there is none."""
     signature = native_signature(native)
     why = _wrong(native.__name__, signature, args, kwargs, {})
     if why is not None:

@@ -45,7 +45,7 @@ def _is_of_this_user(extra: list[tuple[int, int, bytes]]) -> bool:
 
 
 def say(name: str, word: bytes) -> None:
-    """To whoever has that name; lost where nobody listens, or has no time."""
+    """Sends a word to the socket of that name. It is lost where nobody listens, or has no time."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth,
         suppress(OSError),

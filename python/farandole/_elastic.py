@@ -29,7 +29,7 @@ _AGAIN = 5.0  # until what was asked is asked again: a launcher that stood still
 
 
 class Changes(NamedTuple):
-    """What the launcher has said since the present world was formed."""
+    """The launcher's notices since the present world was formed."""
 
     wanted: bool = False  # another world, at the next step boundary
     only_fewer: bool = True  # nobody who lacks the state will be in it
@@ -39,7 +39,7 @@ class _Worker:
     """This process' end of the line."""
 
     def __init__(self) -> None:
-        self.world = 0  # the number of that which it was given a place in
+        self.world = 0  # the number of the one in which it was given a place
         self.changes = Changes()
         self.has_state = False  # what the job has trained so far
         self._broken = ""  # why the present world cannot be
@@ -48,7 +48,7 @@ class _Worker:
 
     @property
     def is_here(self) -> bool:
-        """Not in a forked child."""
+        """Whether this is no forked child."""
         return self._pid == os.getpid()
 
     def seek(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class _Worker:
             raise RendezvousError(f"world {self.world} cannot be formed: {self._broken}")
 
     def is_broken(self) -> bool:
-        """Peers may have noticed before the launcher: its word is waited for, for a moment."""
+        """Waits a moment for the launcher's word: peers may have noticed before the launcher."""
         until = time.monotonic() + _MOMENT
         while not self._broken and time.monotonic() < until:
             select.select([self._ear], [], [], _PAUSE)
@@ -113,7 +113,7 @@ def is_elastic() -> bool:
 
 
 def changes() -> Changes:
-    """At once; of this worker alone: another one may have heard more, or less."""
+    """The changes that this worker knows of, at once. Others may know of more, or of fewer."""
     worker = _state.worker
     if worker is None or not worker.is_here:
         return Changes()
@@ -128,8 +128,8 @@ def hold_state() -> None:
 
 
 def tell_training(how: Literal["training", "done", "failed"]) -> None:
-    """The launcher: whether this process will want another world where the present one ends, and
-    where it will not, whether the others will."""
+    """Tells the launcher whether this process will want another world when the present one ends;
+    and if not, whether the others will."""
     if is_elastic():
         _core.tell_launcher(how)
 
@@ -168,7 +168,7 @@ def is_broken() -> bool:
 
 
 def refuse_place(**given: object) -> None:
-    """The launcher alone says who is who.
+    """Refuses a place that is given as an argument: the launcher alone assigns places.
 
     Raises:
         InvalidArgument: an argument of init() says it, too.

@@ -52,7 +52,7 @@ def tell_dispensable(dispensable: bool) -> None:
 def watch(world: Callable[[], Group | None]) -> None:
     """From now on, for the world that there is then; once.
 
-    Whoever hooked itself in before is called first, and prints.
+    A hook that was installed before is called first, and prints.
     """
     if _state.watched:
         return

@@ -1,4 +1,4 @@
-"""Which ranks share a host, and how those of several hosts find each other."""
+"""Finds out which ranks share a host, and how those of several hosts find each other."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Among:
-    """Of a world of some of the ranks that were started: this one's number among all, how many were
-    started, and which ones form the world, in the same words on each."""
+    """A world of some of the ranks that were started: this one's number among all, how many were
+    started, and the ranks that form the world, in the same words on each."""
 
     rank: int
     size: int
@@ -69,7 +69,7 @@ def meet(
     tuning: str, agree: str, store: KeyValueStore | None = None, ranks: Ranks | None = None,
     among: Among | None = None, named: str = "",
 ) -> Measured:  # fmt: skip
-    """Tells all ranks who this one is and where it listens, and hears the same of all.
+    """Sends to all ranks who this one is and where it listens, and receives the same from all.
 
     Args:
         named: the job, as its ranks on all hosts call it; empty where this one does not know.
@@ -213,7 +213,7 @@ def _measured(
 def _port(
     ranks: Ranks, table: list[dict[str, Any]], hosts: int, secret: bytes
 ) -> _core.MpiPort | None:
-    """Over MPI go all data where that is demanded; else those between hosts, where it is possible.
+    """The port for data over MPI: all of them if demanded, else those between hosts if possible.
 
     Raises:
         RendezvousError: it is demanded, and not possible.
@@ -247,7 +247,7 @@ def _names(hosts: list[str]) -> list[str]:
 
 
 def _identity(rank: int, size: int) -> str:
-    """The same for ranks that can hand each other descriptors, and for no others."""
+    """A text that is equal on ranks that can pass each other descriptors, and on no others."""
     parts = [boot_id()]
     parts += [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("user", "pid", "net")]
     parts.append(str(os.getuid()))
@@ -260,7 +260,7 @@ def _identity(rank: int, size: int) -> str:
 
 
 def boot_id() -> str:
-    """Of the kernel that runs here."""
+    """The boot id of the kernel that runs here."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

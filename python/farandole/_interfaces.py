@@ -16,12 +16,12 @@ _GLOBAL, _HOST = "00", "10"  # the scope of an address, in if_inet6
 
 
 def names() -> list[str]:
-    """Of all interfaces, in the kernel's order."""
+    """The names of all interfaces, in the kernel's order."""
     return [name for _, name in socket.if_nameindex()]
 
 
 def addresses(of: Sequence[str], *, loopback: bool = False) -> Iterator[str]:
-    """Those of interfaces that are up, of version 4 first. Never a link's own (fe80::1%eth0).
+    """Addresses of interfaces that are up, of version 4 first; never link-local (fe80::1%eth0).
 
     ``loopback``: also the one that every host has for itself.
     """

@@ -1,4 +1,4 @@
-"""Which launchers there are, and in which variables each tells a rank its place: one table.
+"""The launchers that are known, and the variables in which each tells a rank its place: one table.
 
 Reading it needs nothing else of the package, since the launcher itself does so, too.
 """
@@ -77,11 +77,11 @@ class Launcher(NamedTuple):
     local_size: Value
     needs: tuple[tuple[str, ...], ...] = ()  # of each group one is set, else it is another's rank
     when: Callable[[Environment], bool] = lambda _: True  # what else makes it recognised
-    # What names the job, so that two jobs of one user on one host never meet: variables, or else
-    # the nearest process above this one that has such a name, or else the one right above.
+    # The job's name, so that two jobs of one user on one host never meet: variables, or else the
+    # nearest process above this one with such a name, or else the parent process.
     job: tuple[str, ...] = ()
     process: tuple[str, ...] = ()
-    # What names it on all hosts alike: of each group the first that is set.
+    # The job's name that is equal on all hosts: of each group the first variable that is set.
     common: tuple[tuple[str, ...], ...] = (("FARANDOLE_RUN_ID",),)
     holds: tuple[str, ...] = ()  # launchers that are known to be started inside of it: these win
 
@@ -110,7 +110,7 @@ def _is_task_of_several(environment: Environment) -> bool:
 
 
 def _is_pod(environment: Environment) -> bool:
-    """Of an indexed Job, whose WORLD_SIZE is the number of pods. With RANK, all is said by that."""
+    """A pod of an indexed Job with WORLD_SIZE pods. If RANK is set, that says all by itself."""
     return bool(environment.get("JOB_COMPLETION_INDEX")) and not environment.get("RANK")
 
 
@@ -123,7 +123,7 @@ def _is_replica(environment: Environment) -> bool:
 
 
 def _tasks_of_this_node(environment: Environment, name: str) -> int:
-    """Of '2(x3),1': 2 on each of three nodes, 1 on the last."""
+    """This node's number in a list: '2(x3),1' is 2 on each of three nodes, 1 on the last."""
     counts: list[int] = []
     for part in environment[name].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -362,7 +362,7 @@ VARIABLES = frozenset(
     for name in names
 )
 
-# Theirs are more than the table has, and their libraries read them.
+# Launchers set more variables than the table has, and their libraries read them.
 _PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_")
 _FOREIGN = frozenset(
     name

@@ -44,8 +44,8 @@ def _listener_at(address: str, avoid: int) -> socket.socket:
 
 
 def own_addresses(master: str) -> list[str]:
-    """Those of FARANDOLE_IFACE; else the one from which a route leads to `master`, then the others
-    that this host has. It alone if `master` is an address of the loopback: all ranks are here. (A
+    """Addresses of FARANDOLE_IFACE; else the one from which a route leads to `master`, and then the
+    others of this host. Only that one if `master` is a loopback address: all ranks are here. (A
     name may mean the loopback on its own host, and this host on others.)"""
     if iface := os.environ.get("FARANDOLE_IFACE"):
         return _addresses_of(iface)
@@ -73,7 +73,7 @@ def receiving_at(master: str) -> list[str]:
     try:
         first = str(socket.getaddrinfo(master, 9, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
-        return [master]  # whoever listens there says what is wrong
+        return [master]  # the attempt to listen there says what is wrong
     meant = ipaddress.ip_address(first)
     if meant.is_unspecified:
         raise RendezvousError(

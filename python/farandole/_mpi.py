@@ -25,7 +25,7 @@ _THREADS = {
     "MPI_THREAD_SINGLE": "funneled", "MPI_THREAD_FUNNELED": "funneled",
     "MPI_THREAD_SERIALIZED": "serialized", "MPI_THREAD_MULTIPLE": "multiple",
 }  # fmt: skip
-# What MPI calls what it folds itself: halves and booleans it has not, or not everywhere.
+# MPI's names of the dtypes that it folds itself. Not every MPI has halves and booleans.
 _DTYPES = {
     "float32": "FLOAT", "float64": "DOUBLE",
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u")
@@ -43,7 +43,7 @@ _found: dict[str, Any] = {}  # the module, the core's binding, whether MPI is ou
 
 @dataclass(frozen=True)
 class Ranks:
-    """Those of a communicator, which become the ranks of a world."""
+    """The ranks of a communicator, which become those of a world."""
 
     given: Any  # the program's communicator
     rank: int
@@ -61,13 +61,13 @@ def is_forced() -> bool:
 
 
 def ranks_of(comm: Any) -> Ranks:
-    """Those of an mpi4py communicator.
+    """The ranks of an mpi4py communicator.
 
     Raises:
         InvalidArgument: it is none, or this process is not in it.
         RendezvousError: MPI does not run.
     """
-    mpi = sys.modules.get("mpi4py.MPI")  # who has one of its communicators has imported it
+    mpi = sys.modules.get("mpi4py.MPI")  # a program that has a communicator has imported it
     if mpi is None or not isinstance(comm, mpi.Comm):
         raise InvalidArgument(
             f"comm is {type_of(comm)}; it is a communicator of mpi4py, such as "
@@ -85,7 +85,7 @@ def ranks_of(comm: Any) -> Ranks:
 
 
 def all_ranks() -> Ranks:
-    """Those of MPI_COMM_WORLD, where all data are to go over MPI."""
+    """The ranks of MPI_COMM_WORLD, where all data are to go over MPI."""
     try:
         with _ours_to_end():
             mpi = importlib.import_module("mpi4py.MPI")
@@ -114,7 +114,7 @@ def _ours_to_end() -> Iterator[None]:
 
 
 def threads() -> dict[str, Any]:
-    """Which threads of this process may call MPI, for the other ranks."""
+    """The threads of this process that may call MPI, as the other ranks learn it."""
     mpi = _found["module"]
     return {"threads": _THREADS[_level()], "of MPI": bool(mpi.Is_thread_main())}
 
@@ -145,7 +145,7 @@ def why_not(table: list[dict[str, Any]]) -> str | None:
 
 
 def binding() -> _core.MpiBinding:
-    """From now on the end of MPI is watched for."""
+    """The core's binding to MPI. From now on the end of MPI is watched for."""
     if "binding" not in _found:
         mpi = _found["module"]
         _found["binding"] = _core.MpiBinding(
@@ -169,7 +169,7 @@ def binding() -> _core.MpiBinding:
 
 
 def handle_of(of: Any) -> int:
-    """Of one of mpi4py's objects, as a number."""
+    """The handle of one of mpi4py's objects, as a number."""
     return int(_found["module"]._handleof(of)) & (2**64 - 1)
 
 
@@ -183,8 +183,8 @@ def end_at_exit(joined: bool) -> bool:
 
 
 def give_way() -> None:
-    """At the end: to the rank that is the cause, whose exit code mpiexec is to have. It calls
-    MPI_Abort with it, as does this one, with its own (or mpi4py does, if it runs the program)."""
+    """At the end, lets the rank that is the cause call MPI_Abort first: mpiexec is to have its exit
+    code. Then this one does, with its own (or mpi4py does, if it runs the program)."""
     if is_bound() and _core.is_mpi_abandoned_by_another():
         time.sleep(_GIVE_WAY)
 
@@ -198,7 +198,7 @@ def is_bound() -> bool:
 
 
 def describe() -> dict[str, Any]:
-    """What `farandole info` says of the communicator that init() would take, as plain values."""
+    """The facts that `farandole info` shows of the communicator that init() would take."""
     ranks = all_ranks()
     end_at_exit(joined=False)
     mpi = _found["module"]

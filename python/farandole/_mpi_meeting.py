@@ -44,7 +44,7 @@ def meeting(ranks: Ranks | None) -> Iterator[None]:
 
 
 def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
-    """Every rank's words, by rank. Rank 0 refuses all of them for what ``check`` says.
+    """Every rank's words, by rank. Rank 0 refuses all of them if ``check`` finds an error.
 
     Args:
         until: when to give up (time.monotonic).
@@ -53,7 +53,7 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
         RendezvousError: ranks do not come, or ``check`` refuses.
     """
     with meeting(ranks):
-        _mpi.binding()  # whoever has met watches for the end of MPI
+        _mpi.binding()  # a rank that has met watches for the end of MPI
         ours = _own(ranks, until)
         if ranks.rank == 0:
             answer = _gather(ours, ranks.size, mine, check, until)
@@ -70,8 +70,8 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
 
 
 def open_port(ranks: Ranks, world: int, secret: bytes) -> _core.MpiPort:
-    """What data go over, of ranks that have met. ``world``: the same on all ranks, and another one
-    each time. ``secret``: the job's."""
+    """The port for the data of ranks that have met. ``world``: the same on all ranks, and another
+    one each time. ``secret``: the job's."""
     handle = _mpi.handle_of(ranks.given.Get_attr(_keys[0]))
     level = _mpi.threads()["threads"]
     return _core.MpiPort(_mpi.binding(), handle, ranks.rank, ranks.size, world, secret, level)
@@ -156,7 +156,7 @@ class _Line:
         self._over = True
 
     def _look_at_processes(self) -> None:
-        """Twice, since whoever is done may end before its last words have come."""
+        """Looks twice, since a process that is done may end before its last words have come."""
         before, self._gone = self._gone, next(filter(_has_ended, self._of_this_host()), None)
         self._next_look = time.monotonic() + _LIVES
         if self._gone is not None and self._gone is before:

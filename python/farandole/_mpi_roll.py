@@ -1,7 +1,7 @@
-"""Who of a communicator has not called init(), once one of those who have will wait no longer.
+"""Finds the ranks of a communicator that have not called init(), once another will wait no longer.
 
-They need a duplicate of it to talk in, which MPI makes when all have called. So these words alone
-go through the program's own communicator, and only where the world has failed.
+Ranks talk in a duplicate of it, which MPI makes when all have called. So these words alone go
+through the program's own communicator, and only where the world has failed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from farandole._mpi_words import Words, begin, finish, hear
 from farandole._tables import listed
 
 _TAG = 32029  # of few programs; every MPI has tags to 32767
-_ANSWERS = 1.0  # seconds: who waits in init() looks every millisecond
+_ANSWERS = 1.0  # seconds: a rank that waits in init() looks every millisecond
 _RANK_0 = 4.0  # seconds
 
 
 class Roll:
-    """Rank 0 calls it: it asks all, and tells all who has not answered."""
+    """A roll call: rank 0 asks all others, and tells them which have not answered."""
 
     def __init__(self, comm: Any, rank: int, size: int) -> None:
         self._comm = comm
@@ -29,7 +29,7 @@ class Roll:
         self._sent: list[Any] = []
 
     def look(self) -> None:
-        """Answers.
+        """Answers the roll call.
 
         Raises:
             RendezvousError: who is missing, as rank 0 has found.

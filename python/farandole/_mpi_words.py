@@ -51,4 +51,4 @@ def hear(comm: Any, source: int | None, tag: int, until: float) -> Words | None:
 
 
 def _mpi() -> Any:
-    return sys.modules["mpi4py.MPI"]  # whoever has one of its communicators has imported it
+    return sys.modules["mpi4py.MPI"]  # any program with a communicator has imported it

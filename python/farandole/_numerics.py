@@ -20,7 +20,7 @@ NAN, INFINITE = range(2)
 
 
 def mode() -> str:
-    """What happens in such a step."""
+    """The setting of what happens in such a step."""
     value = os.environ.get("FARANDOLE_NUMERICS", "warn")
     if value not in _MODES:
         raise InvalidArgument(
@@ -30,7 +30,7 @@ def mode() -> str:
 
 
 def is_asked_for() -> bool:
-    """Whether the program has set what happens, for those who look only then."""
+    """Whether FARANDOLE_NUMERICS asks for checks, for callers that check only then."""
     return "FARANDOLE_NUMERICS" in os.environ and mode() != "off"
 
 
@@ -68,7 +68,7 @@ def nonfinite_steps() -> int:
 
 
 class Judge:
-    """What becomes of such steps: they are counted, warned of once, or an error.
+    """Handles such steps: they are counted, warned of once, or an error.
 
     Args:
         done: with gradients, after ranks look at their own.
@@ -132,7 +132,7 @@ class Judge:
 
 
 def first_found(arrays: Iterable[tuple[int, np.ndarray]]) -> Found | None:
-    """Of numpy arrays, by their places among the names."""
+    """The first numpy array that is not finite, by its place among the names."""
     for i, array in arrays:
         if array.dtype.kind not in "fcV":  # V: of ml_dtypes
             continue

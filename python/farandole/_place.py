@@ -19,7 +19,7 @@ from farandole._launchers import (
 
 
 class Found(NamedTuple):
-    """What the environment says; None where it says nothing."""
+    """The place that the environment gives; None where it says nothing."""
 
     launcher: Launcher | None = None
     rank: int | None = None
@@ -80,7 +80,7 @@ def _told(launcher: Launcher, environment: Environment) -> str:
 
 
 def half_said(found: Found) -> str:
-    """What is there and what is missing, where only one of rank and size is known."""
+    """The message about what is missing, where only one of rank and size is known."""
     launcher = found.launcher or LAUNCHERS[0]
     given, lacking = launcher.rank.names[0], launcher.size.names[0]
     if found.rank is None:
@@ -100,7 +100,7 @@ def used(launcher: Launcher, environment: Environment) -> dict[str, str]:
 
 
 def job_name(launcher: Launcher | None, size: int, epoch: int, environment: Environment) -> str:
-    """What the ranks of this job, and of no other, have in common."""
+    """The name that the ranks of this job, and of no other, have in common."""
 
     address, port = master(environment)
     called = job_id(launcher or _NOBODY, environment)
@@ -141,7 +141,7 @@ _NOBODY = next(launcher for launcher in LAUNCHERS if launcher.key == "plain")
 
 
 def common_id(launcher: Launcher | None, environment: Environment) -> str:
-    """What the ranks of this job call it on all hosts; empty where that is not known."""
+    """The job's name that its ranks know on all hosts; empty where there is none."""
     told = (_first(environment, *names) for names in (launcher or _NOBODY).common)
     return ",".join(filter(None, told))
 

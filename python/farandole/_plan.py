@@ -17,7 +17,7 @@ Lanes = list[list[Step]]
 
 @dataclass(frozen=True)
 class Totals:
-    """What a world of schedules costs. Counts are elements; lists are by rank."""
+    """The cost of a world of schedules. Counts are elements; lists are by rank."""
 
     rounds: int
     """The longest chain of messages each of which had to wait for the one before."""
@@ -115,7 +115,7 @@ def totals(world: list[Lanes], order: str) -> Totals:
 
 
 def link_elements(world: list[Lanes], host_of: Sequence[int]) -> int:
-    """What goes into or out of one host, of that which has most."""
+    """The most elements that go into, or out of, one host."""
     out, into = Counter[int](), Counter[int]()
     for rank, lanes in enumerate(world):
         for step in (step for steps in lanes for step in steps):

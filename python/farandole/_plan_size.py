@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from farandole import _core  # type: ignore[attr-defined, unused-ignore]
 from farandole._tables import counted
 
-# What is planned, proved and shown within a second.
+# Limits for schedules that are planned, proved and shown within a second.
 _MOST_STEPS = 40_000
 _MOST_ELEMENTS = 10_000_000  # the proof follows each of them on every rank
 _LARGEST = 2**31 - 1  # of any number: what the core's hold

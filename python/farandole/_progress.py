@@ -32,7 +32,7 @@ class Progress:
         self._when = 0.0
 
     def now(self, what: str, done: float) -> None:
-        """What is being done, and how much is done already."""
+        """Shows what is being done, and how much is done already."""
         if self._render is not None and time.monotonic() - self._when >= _PACE:
             self._write(self._cleared() + self._render(what, done))
             self._drawn = True

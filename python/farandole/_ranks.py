@@ -27,12 +27,12 @@ _CODE = "from farandole._ranks import live; live({}, {})"
 _READ_SIZE = 1 << 16
 _LAST_READS = 32  # of a pipe whose rank is dead: more than it holds (64 KiB, 1 MiB at most)
 
-# What a rank writes: its number, whether to its stderr, and the bytes.
+# Takes a rank's output: its number, whether it is of its stderr, and the bytes.
 Listener = Callable[[int, bool, bytes], None]
 
 
 class Call(NamedTuple):
-    """What a rank is told: everything to import from, and the pickled function and arguments."""
+    """A rank's task: everything to import from, and the pickled function and arguments."""
 
     path: list[str]
     main: dict[str, Any] | None  # how the caller's __main__ is found, as multiprocessing says it
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a rank says before it ends."""
+    """A rank's last message, before it ends."""
 
     result: Any
     error: BaseException | None  # None also when it could not be pickled
@@ -99,7 +99,7 @@ def call_on_ranks(
         **shared_environment(n, {**os.environ, **env}),
         **Rendezvous.on_this_host().environment(),
         **env,
-        # What this process imports from, the ranks do too.
+        # The ranks import from the same places as this process.
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     ranks: list[_Rank] = []

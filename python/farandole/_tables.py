@@ -19,7 +19,7 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 class Column(NamedTuple):
-    """Of a table whose rows are shown one by one: its width is known before its cells are."""
+    """A column of a table that is shown row by row: its width is known before its cells are."""
 
     name: str
     width: int = 0  # of the cells; a longer one moves what follows

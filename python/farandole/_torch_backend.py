@@ -12,7 +12,7 @@ from typing import Any
 def register() -> None:
     import torch.distributed as dist
 
-    # A stripped build has none; and whoever has imported the backend has registered it.
+    # A stripped build has none. A program that has imported the backend has registered it.
     if dist.is_available() and "FARANDOLE" not in dist.Backend._plugins:
         dist.Backend.register_backend("farandole", _make, devices=["cpu", "cuda"])
 

@@ -1,4 +1,4 @@
-"""What the threads of this rank are doing: for the warnings and verdicts of all ranks.
+"""Looks what the threads of this rank are doing, for the warnings and verdicts of all ranks.
 
 A thread of its own sleeps until some rank has waited for long (csrc/engine/wait_watch.h). Then it
 looks where the program's threads are, and whether any of them will do something by itself. Two
@@ -6,12 +6,12 @@ kinds of threads will not:
 
 * those that wait for an operation without a deadline, which the core knows;
 * those that sleep until another thread of this process wakes them, which the kernel knows: a
-  private futex without a timeout. So sleep a thread that waits for TensorFlow or XLA, one in
+  private futex without a timeout. Examples are a thread that waits for TensorFlow or XLA, one in
   `join()`, and an idle worker of a pool.
 
 Any other thread may go on and begin what other ranks wait for. So nobody is called blocked while
 there is one; but daemons (progress bars and the like) only get more time. So do native threads that
-wait for something outside, such as a file or a socket: whoever sleeps may wait for them.
+wait for something outside, such as a file or a socket: a thread that sleeps may wait for them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from types import FrameType
 
 from farandole import _core
 
-# What a program is doing, in its user's words, from the frames of its main thread, the innermost
-# first; "" when it is not known.
+# Functions that say what a program is doing, in its user's words, from the frames of its main
+# thread, the innermost first. They return "" if they do not know.
 steps: list[Callable[[Sequence[FrameType]], str]] = []
 
 # Packages that a program calls, and whose lines are not its own; each framework's side adds its.
@@ -48,7 +48,7 @@ _LONGEST_PATH = 100
 
 
 class Watch:
-    """Of one world, from init() to shutdown()."""
+    """The watch of one world, from init() to shutdown()."""
 
     def __init__(self, world: _core.Group) -> None:
         self._post = _core.Watchpost(world)

@@ -1,4 +1,4 @@
-"""What messages call things."""
+"""Names of things, for messages."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ _READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 
 
 def _refuse_bytes() -> None:
-    """Settings that are no text: C++ and its messages would pass them on as they are."""
+    """Refuses settings that are no text: C++ and its messages would pass them on as they are."""
     for name, value in os.environ.items():
         if (name.startswith(_READ) or name in VARIABLES) and not is_text(value):
             raise InvalidArgument(
@@ -187,8 +187,8 @@ def init(
 
 
 def _enter_next(timeout: float | None, agree: str) -> None:
-    """Of an elastic job. A world whose ranks cannot meet, since one of them died, is followed by
-    another; one that does not come about for other reasons is tried again a few times."""
+    """Joins the next world of an elastic job. If its ranks cannot meet, since one of them died,
+    another world follows. Where it fails for other reasons, this is tried again a few times."""
     in_vain = 0
     while True:
         _elastic.enter_next()
@@ -269,7 +269,7 @@ def _enter(
 def _opened(
     place: Place, timeout: float | None, table: str, agree: str, elsewhere: _hosts.Measured | None
 ) -> Group:
-    """Raises on every rank what one of them has met with."""
+    """Opens the group. If it fails on one rank, raises the error of that one on every rank."""
     _secret.show_libcrypto()
     if elsewhere is None:
         _core.prepare_world(place.rank, place.size)
@@ -316,14 +316,14 @@ def _joined(
 
 
 def _look(line: _meeting.Line | _hosts.Hint | None) -> None:
-    """While ranks meet and connect: raises what another one has met with."""
+    """Raises the error that another rank has met with, while ranks meet and connect."""
     if line is not None:
         line.look()
     _elastic.look()
 
 
 def _all_of_mpi(place: Place) -> Ranks:
-    """Those of MPI_COMM_WORLD, for a world whose ranks somebody else has numbered."""
+    """The ranks of MPI_COMM_WORLD, for a world whose ranks somebody else has numbered."""
     ranks = _mpi.all_ranks()
     if (ranks.rank, ranks.size) != (place.rank, place.size):
         raise RendezvousError(
@@ -435,7 +435,7 @@ def _here() -> Place:
 
 
 def job() -> str:
-    """Of this world: between hosts another one each time."""
+    """The name of this world's job. Between hosts it is another one each time."""
     return _here().job
 
 

@@ -60,7 +60,7 @@ class _NcclLibrary(ctypes.Structure):
 
 
 class _Measurement(ctypes.Structure):
-    """What is asked of the device, and what was measured: csrc/base/cuda_table.h."""
+    """The question to the device, and what was measured: csrc/base/cuda_table.h."""
 
     _fields_ = [
         ("device", ctypes.c_int32),
@@ -180,7 +180,7 @@ def devices() -> list[Device]:
 
 
 def driver_version() -> tuple[int, int]:
-    """Which version of CUDA the driver is of: ``(12, 8)``.
+    """The version of CUDA that the driver is of: ``(12, 8)``.
 
     Raises:
         DeviceError, ForkedEngine, ImportError: as ``devices()``.
@@ -214,7 +214,7 @@ def _measure(measurement: _Measurement) -> None:
 
 
 def _address() -> int:
-    """Of the library's table, for the native core; raises as ``devices()``."""
+    """The address of the library's table, for the native core; raises as ``devices()``."""
     return ctypes.addressof(_table())
 
 
@@ -237,7 +237,7 @@ def _say_where_nccl_is(table: Any) -> None:
 
 
 def _nccl_of_wheel() -> bytes:
-    """Where nvidia-nccl-cu12 and its like have it, if they are installed; empty: they are not."""
+    """The path in nvidia-nccl-cu12 or its like; empty if they are not installed."""
     with contextlib.suppress(ImportError, ValueError):
         found = importlib.util.find_spec("nvidia.nccl")
         for folder in found.submodule_search_locations or () if found else ():

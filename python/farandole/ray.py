@@ -42,7 +42,7 @@ class _Answer(NamedTuple):
 
 
 class _Rank:
-    """What an actor does; each has a process of its own."""
+    """An actor, which is a rank; each has a process of its own."""
 
     def home(self) -> _Home:
         address = ray.util.get_node_ip_address()
@@ -51,7 +51,7 @@ class _Rank:
         return _Home(node, address, free_port(address), os.getpid(), gpus)
 
     def settle(self, environment: Mapping[str, str], secret: str, path: Sequence[str]) -> None:
-        """Before the function, and before anything of a framework is imported."""
+        """Sets the environment before the function, and before any framework is imported."""
         os.environ.update(environment)
         os.environ[SECRET_FILE] = _kept_in_memory(secret)
         sys.path[:] = [*path, *(p for p in sys.path if p not in path)]
@@ -69,7 +69,7 @@ class _Rank:
 
 
 def _portable(error: BaseException, trace: str) -> _Answer:
-    """Without an exception that cannot be sent."""
+    """The answer, without an exception that cannot be sent."""
     try:
         ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
     except Exception:
@@ -217,7 +217,7 @@ def _settle(
 
 
 def _settings() -> dict[str, str]:
-    """Of farandole and of frameworks, as this program has them: Ray starts actors without its
+    """This program's settings of farandole and of frameworks. Ray starts actors without its
     environment, and knows itself what to import from and how many threads an actor has."""
     skipped = (*NAMES, "PYTHON", "OMP_")
     return {n: value for n, value in carried(os.environ).items() if not n.startswith(skipped)}

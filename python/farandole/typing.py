@@ -1,4 +1,4 @@
-"""What farandole's functions take and give, for type checkers and for annotations of your own.
+"""The types that farandole's functions take and give, for type checkers and your own annotations.
 
 >>> from farandole.typing import Level, ReduceOp
 >>> def reduced(x: NDArray[np.float32], op: ReduceOp) -> NDArray[np.float32]: ...

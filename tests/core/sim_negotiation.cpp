@@ -14,7 +14,7 @@ namespace {
 
 using Message = std::vector<std::byte>;
 
-/// What every rank was told, in order: "set/name/how often/outcome".
+/// One rank's decisions, in order of receipt: the set, and "set/name/n" or "set/name/n/refused".
 using Told = std::vector<std::pair<uint32_t, std::string>>;
 
 /// How the submissions of one name differ between ranks and times.
@@ -70,7 +70,7 @@ class Simulation {
     std::map<std::string, std::unique_ptr<Submission>> tail_names;
     int next_tail = 0;
     bool joins = false;
-    int last = -1;  // to join, as it was told
+    int last = -1;  // rank that joined last, as reported
     Told told;
   };
 
@@ -96,7 +96,7 @@ class Simulation {
     return std::ranges::find(sets_[set], rank) != sets_[set].end();
   }
 
-  /// What rank `r` says of a name the n-th time.
+  /// Rank `r`'s signature of a name at its n-th submission.
   Signature signature_of(const Plan& plan, int r, int n) const {
     Signature t;
     t.kind = plan.habit == Habit::uneven ? Collective::all_gather : Collective::all_reduce;
@@ -114,7 +114,7 @@ class Simulation {
     return plan.habit == Habit::disagreeing && n % 2 == 1 && sets_[plan.set].size() > 1;
   }
 
-  /// One random event; false when it came to nothing.
+  /// Runs one random event. Returns false if it changed nothing.
   bool turn() {
     const int r = draw(size_);
     const auto index = static_cast<size_t>(r);
@@ -173,7 +173,7 @@ class Simulation {
     return true;
   }
 
-  /// Nothing but tails is left, on any rank: who joins stands in for tails alone.
+  /// True if all ranks have only tails left. A rank that has joined may stand in for tails alone.
   bool is_through(int, const Rank&) const {
     for (int r = 0; r < size_; ++r)
       for (size_t p = 0; p < plans_.size(); ++p)
@@ -270,7 +270,7 @@ class Simulation {
                    " were told different orders");
   }
 
-  /// What rank `a` was told of sets that `b` is in as well.
+  /// The decisions that rank `a` received about sets that contain `b`.
   std::vector<std::string> in_common(int a, int b) const {
     std::vector<std::string> common;
     for (const auto& [set, what] : ranks_[static_cast<size_t>(a)].told)

@@ -72,7 +72,7 @@ Operation draw_question(SimRandom& random, int size) {
   return o;
 }
 
-/// Any path or planner that takes the question; its level follows from it.
+/// Draws a path or planner that can run the operation, which sets the level.
 void draw_algorithm(SimRandom& random, const std::vector<int>& host_of, int size, Operation& o) {
   if (o.kind == Collective::barrier || one_in(random, 3)) return;
   Shape shape = shape_of(o, 0, size);
@@ -90,8 +90,8 @@ void draw_algorithm(SimRandom& random, const std::vector<int>& host_of, int size
     o.level = Determinism::fast;
 }
 
-/// On the level `fast` small integers, whose sums are exact in any order; else magnitudes apart, so
-/// that every rounding shows.
+/// Level `fast` gets small integers, whose sums are exact in any order. Other levels get values of
+/// very different magnitude, so that every rounding shows.
 Bytes draw_data(SimRandom& random, const Operation& o, size_t count) {
   const DTypeRow& type = row(o.input.dtype);
   const bool whole = type.kind == DTypeKind::integer;
@@ -139,7 +139,7 @@ Bytes cut(const Bytes& whole, Slice slice, size_t element) {
   return {begin, begin + static_cast<std::ptrdiff_t>(slice.count * element)};
 }
 
-/// What one rank should be left with; `total` is the fold over all, where there is one.
+/// The output that one rank must have. `total` is the fold over all ranks' inputs, if there is one.
 Bytes reference(int rank, const std::vector<Bytes>& inputs, const Bytes& total,
                 const Operation& o) {
   const int size = static_cast<int>(inputs.size());
@@ -185,7 +185,7 @@ std::vector<Bytes> references(const std::vector<Bytes>& inputs, const Operation&
 
 // ---- disagreement ----
 
-/// One rank asks for something else. Its buffers stay large enough for either question.
+/// Makes one rank ask for another operation. Its buffers stay large enough for both.
 void make_odd(SimRandom& random, Operation& o) {
   switch (random() % 4) {
     case 0:
@@ -207,7 +207,7 @@ void make_odd(SimRandom& random, Operation& o) {
 
 constexpr size_t kApart = ~size_t{0};
 
-/// Where output begins in input, or input in output, when they share memory.
+/// Offset in bytes of output in input, or of input in output, when they share memory.
 size_t in_place_at(const Operation& o, int size, int rank) {
   switch (o.kind) {
     case Collective::all_gather:
@@ -270,7 +270,7 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
   std::vector<Bytes> expected = references(inputs, what);
 
   SimOperation drawn;
-  const uint64_t places = random();  // a bit a rank: in its arena
+  const uint64_t places = random();  // one bit per rank: is its memory in its arena?
   const bool mixed = one_in(random, 2);
   const bool in_place = goes_in_place(what.kind) && one_in(random, 2);
   const bool disagree = size > 1 && one_in(random, 12);

@@ -14,10 +14,10 @@ namespace farandole {
 
 using SimRandom = std::mt19937_64;
 
-/// What one rank is asked, and what it should be left with.
+/// One rank's operation, its memory and the output that it must have.
 class SimShare {
  public:
-  /// In `arena` or, without one, on the heap.
+  /// Allocates in `arena` or, if that is null, on the heap.
   SimShare(const Operation& what, std::vector<std::byte> input, std::vector<std::byte> expected,
            size_t in_place_at, std::shared_ptr<Arena> arena);
   ~SimShare();
@@ -35,7 +35,7 @@ class SimShare {
   std::byte* memory_ = nullptr;
 };
 
-/// What becomes of an operation when nothing happens to its group.
+/// The expected end of an operation whose group does not fail.
 enum class SimEnd { right, mismatch, not_shared };
 
 struct SimOperation {
@@ -44,7 +44,7 @@ struct SimOperation {
   std::string text;  // for a complaint
 };
 
-/// `arenas` and `host_of` (empty: all share one) by rank in the group.
+/// `arenas` and `host_of` are by rank in the group. An empty `host_of` means one host.
 SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas,
                             const std::vector<int>& host_of);
 

@@ -52,7 +52,7 @@ struct Registration {
 /// Failed checks of the test that runs; any thread may add to it.
 inline std::atomic<int> failures{0};
 
-/// What a failure should be told with: the seed, the case of a table. One per thread, nested.
+/// Context for failure messages, such as a seed or a table's case. Each thread has its own stack.
 class Note {
  public:
   template <typename... Parts>

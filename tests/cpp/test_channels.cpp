@@ -1,4 +1,4 @@
-// What channel.h promises, for every transport of the table, straight and through chaos.
+// The guarantees of channel.h, for every transport of the table, with and without chaos.
 #include <algorithm>
 #include <random>
 
@@ -49,7 +49,7 @@ const TransportRow& shm_row() {
   return *std::ranges::find(transports(), "shm", &TransportRow::name);
 }
 
-/// Two ranks, and what one sends to the other through shared memory.
+/// Two ranks with a channel through shared memory.
 struct ShmPair {
   World world{2};
   Pair pair{shm_row(), 0, world};
@@ -96,7 +96,7 @@ void wait_drained(Channel& channel) {
   while (!channel.drained()) std::this_thread::yield();
 }
 
-/// Takes `count` bytes, by turns with read() and with peek() of elements.
+/// Takes `count` bytes, at random with read() or with peek() of elements.
 std::vector<std::byte> receive_all(Channel& channel, size_t count, std::mt19937_64& random) {
   std::vector<std::byte> got(count);
   for (size_t done = 0; done < count;) {
@@ -119,8 +119,8 @@ std::vector<std::byte> receive_all(Channel& channel, size_t count, std::mt19937_
   return got;
 }
 
-/// One thread writes runs of odd and even lengths, the other reads them in its own lengths. Memory
-/// of the writer, in its arena or not, is overwritten as soon as the channel says drained.
+/// Each rank writes runs of odd and even lengths, and reads the peer's in lengths of its own. The
+/// writer's memory, in its arena or not, is overwritten as soon as the channel is drained.
 void exchange(const TransportRow& row, int seed, size_t total, bool from_arena) {
   const World world(2, 8 * 1024);
   Pair pair(row, seed, world);
@@ -138,7 +138,7 @@ void exchange(const TransportRow& row, int seed, size_t total, bool from_arena) 
     for (size_t done = 0; done < total;) {
       const size_t run = std::min(total - done, size_t{1} << random() % 18 | random() % 8);
       std::copy_n(sent[rank].begin() + static_cast<std::ptrdiff_t>(done), run, memory);
-      // Both directions at once, as a step does.
+      // Both directions at once, as a step of a schedule does.
       for (size_t out = 0; out < run || !channel.drained();) {
         size_t moved = 0;
         if (out < run) moved = channel.write({memory + out, run - out});
@@ -206,7 +206,7 @@ TEST(channels_of_two_lanes_do_not_wait_for_each_other) {
     Pair pair(row, seed, world);
     std::mt19937_64 random(3);
     const auto flood = random_bytes(random, 1 << 20);
-    // Nobody reads lane 0, so in the end it takes no more; chaos refuses now and then before that.
+    // No rank reads lane 0, so it fills up; until then chaos refuses a write now and then.
     size_t taken = 0;
     for (int refused = 0; refused < 200;) {
       const size_t more = pair.ends[0][0]->write(std::span(flood).subspan(taken));
@@ -325,7 +325,7 @@ TEST(shm_puts_what_a_receiver_has_offered_a_place_for) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 3; ++round) {
     std::ranges::copy(random_bytes(random, kBytes), from.begin());
-    send_all(shm.sender, from.first(100));  // an index that is not 0
+    send_all(shm.sender, from.first(100));  // so that the index is not 0
     receive_all(shm.receiver, 100, random);
     CHECK(!shm.sender.place_for(from));  // not offered yet
     shm.receiver.offer(to.data(), kBytes);
@@ -335,7 +335,7 @@ TEST(shm_puts_what_a_receiver_has_offered_a_place_for) {
       const auto place = shm.sender.place_for(rest.first(std::min(count, rest.size())));
       CHECK(place && place->data() == to.data() + done);
       std::ranges::copy(rest.first(place->size()), place->begin());
-      CHECK(shm.receiver.peek(1).empty());  // until it is said
+      CHECK(shm.receiver.peek(1).empty());  // until it is announced
       shm.sender.delivered(place->size());
       CHECK(shm.sender.drained());  // the sender's own memory is in no use
       CHECK_EQUAL(shm.receiver.read(to.subspan(done)), place->size());

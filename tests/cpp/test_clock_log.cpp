@@ -1,4 +1,4 @@
-// By how much a host's clock is ahead of rank 0's, of clocks that are made up.
+// Estimates of how far a host's clock is ahead of rank 0's, with simulated clocks.
 #include <unistd.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ using namespace farandole;
 
 namespace {
 
-/// Of a clock that is `ahead`, by ways that take so long.
+/// A round trip by a clock that is `ahead` of the peer's. `there` and `back`: travel times in ns.
 RoundTrip trip(int64_t sent, int64_t ahead, int64_t there, int64_t back, int64_t thinking = 700) {
   const int64_t arrived = sent - ahead + there;
   return {sent, arrived, arrived + thinking, arrived + thinking + back + ahead};
@@ -54,7 +54,7 @@ TEST(clock_log_takes_the_quickest_of_a_few_round_trips) {
   const ClockReading reading = log.last().value_or(ClockReading{});
   CHECK_EQUAL(reading.ahead, -77);
   CHECK_EQUAL(reading.within, 51);
-  log.add(trip(100'000, 1'000'000, 1, 1));  // one alone is no reading
+  log.add(trip(100'000, 1'000'000, 1, 1));  // a single round trip gives no reading
   const ClockReading again = log.last().value_or(ClockReading{});
   CHECK_EQUAL(again.at, reading.at);
 }

@@ -1,4 +1,4 @@
-// A line between two ranks takes each message once, in order, over whatever connections there are.
+// A control line delivers each message once and in order, also when its connection is replaced.
 #include <sys/socket.h>
 
 #include <optional>
@@ -16,7 +16,7 @@ using namespace farandole;
 
 namespace {
 
-/// Two ends, and what each has taken: questions, by their numbers.
+/// Two ends, and the numbers of the questions that each has received.
 struct Lines {
   ControlLine ends[2];
   std::vector<uint64_t> taken[2];
@@ -36,7 +36,7 @@ struct Lines {
   }
   void ask(size_t who) { ends[who].send(frame_of<QuestionMessage>(asked[who]++)); }
   void beat(size_t who) { ends[who].send(frame_of<BeatMessage>(ends[who].taken())); }
-  /// What has come is taken, at most `most` bytes' worth of reads.
+  /// Takes the messages that have arrived, with at most `most` reads of the socket.
   void read(size_t who, int most = 100) {
     ControlLine& end = ends[who];
     while (most-- > 0 && end.is_open() && end.receive() > 0)
@@ -149,5 +149,5 @@ TEST(control_line_refuses_numbers_that_cannot_be) {
   lines.ask(0);
   CHECK_EQUAL(refusal(lines, 3), "that 3 control messages have come");
   CHECK_EQUAL(refusal(lines, 2), "");
-  CHECK_EQUAL(refusal(lines, 1), "that 1 control messages have come");  // it had said two
+  CHECK_EQUAL(refusal(lines, 1), "that 1 control messages have come");  // it had acknowledged two
 }

@@ -1,4 +1,4 @@
-// Who drives: many threads wait, submit and leave at the same time, in every progress mode.
+// The choice of the thread that drives progress, while many wait, submit and leave, in every mode.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -19,7 +19,7 @@ constexpr ProgressMode kModes[] = {ProgressMode::automatic, ProgressMode::thread
 
 constexpr size_t kCounts[] = {1, 100, 4'000, 40'000};  // ll, one_shot, cico
 
-/// Takes long in each turn, as an MPI that gives its core away may.
+/// A task whose polls take long, as those of an MPI that yields its core may.
 class Slow : public Task {
  public:
   bool poll(TimePoint) override {
@@ -31,7 +31,7 @@ class Slow : public Task {
     int never = 0;
     polls_before_look_.compare_exchange_strong(never, std::max(1, polls_.load()));
   }
-  /// 0: nobody has looked around yet.
+  /// 0 if no thread has looked around yet.
   int polls_before_look() const { return polls_before_look_.load(); }
 
  private:
@@ -95,7 +95,7 @@ TEST(driver_lets_waiters_give_up_and_somebody_else_goes_on) {
             [&] { (void)handle.wait(Deadline::after(std::chrono::microseconds(i))); });
         (void)handle.wait(Deadline::after(std::chrono::microseconds(2 * i)));
         impatient.join();
-        // Nobody waits now: the progress thread finishes what was begun.
+        // No thread waits now: the progress thread finishes the operations that have begun.
         const TimePoint until = testing::patience().at;
         while (!completed.load() && now() < until) std::this_thread::yield();
         CHECK(completed.load());

@@ -60,7 +60,7 @@ TEST(engine_that_ends_fails_what_is_in_flight_everywhere) {
 }
 
 TEST(engine_may_leave_while_others_still_take_the_result) {
-  // The last operation ends at different times: whoever has done its share may go.
+  // The last operation ends at different times: a rank that has done its share may leave.
   for (int round = 0; round < 20; ++round)
     run_groups(3, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
       Sum sum(group->rank(), 3, round % 2 == 0 ? 10 : 5'000);

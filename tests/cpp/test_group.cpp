@@ -1,4 +1,4 @@
-// What several threads may ask of one group.
+// Questions that several threads may ask of one group.
 #include "engines.h"
 
 #include <atomic>

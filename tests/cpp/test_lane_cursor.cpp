@@ -13,7 +13,7 @@ using namespace farandole;
 
 namespace {
 
-/// A channel that does exactly what the test says.
+/// A channel whose behaviour the test sets step by step.
 class Scripted : public Channel {
  public:
   size_t write(std::span<const std::byte> bytes) override {
@@ -158,7 +158,7 @@ TEST(cursor_sends_what_is_folded_while_more_is_on_its_way) {
   stage.peer().does_copy = true;
   LaneCursor cursor = stage.run(halves(4));
   CHECK(cursor.poll() == Progress::moved);
-  CHECK_EQUAL(floats(stage.peer().written), 4U);  // and nothing that is not folded yet
+  CHECK_EQUAL(floats(stage.peer().written), 4U);  // and no element that is not folded yet
   stage.peer().arrive(Floats{1, 1, 1});
   CHECK(cursor.poll() == Progress::moved);
   CHECK_EQUAL(floats(stage.peer().written), 7U);
@@ -180,7 +180,7 @@ TEST(cursor_does_not_send_ahead_over_a_channel_that_refers_to_memory) {
   CHECK_EQUAL(floats(stage.peer().written), 4U);
 }
 
-/// What comes lies in another space than what is sent, and in place they are one memory.
+/// The received span is in the output and the sent one in the input. In place, the two overlap.
 TEST(cursor_in_place_does_not_send_what_is_still_to_come) {
   Stage stage(4);
   stage.peer().does_copy = true;
@@ -223,7 +223,7 @@ TEST(cursor_overwrites_only_what_is_sent) {
   }
 }
 
-/// The link back may be faster: what comes over it must not wait in the kernel.
+/// The link back may be faster. Data that arrive over it must not wait in the kernel.
 TEST(cursor_receives_the_next_step_while_one_is_still_to_be_sent) {
   Stage stage(8);
   stage.peer().does_copy = true;

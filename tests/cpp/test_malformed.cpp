@@ -1,5 +1,5 @@
-// What other ranks send, and what lies in files, is checked where it is taken. Fuzzers (tests/fuzz)
-// look for what these cases forget.
+// Messages of other ranks and contents of files are checked where they are decoded. The fuzzers in
+// tests/fuzz look for cases that are missing here.
 #include <functional>
 #include <limits>
 

@@ -1,5 +1,5 @@
-// What channels over MPI are besides channels (those: test_channels.cpp): bounds, ends, and frames
-// that nobody waits for.
+// Properties that only MPI channels have: bounds, ends, and frames that no rank waits for. Those of
+// all channels: test_channels.cpp.
 #include "transport/mpi.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct Two {
   }
 };
 
-/// As much as the channel takes.
+/// Writes until the channel takes no more. Returns the bytes taken.
 size_t fill(Channel& channel, std::span<const std::byte> bytes) {
   size_t taken = 0;
   while (const size_t more = channel.write(bytes.subspan(taken))) taken += more;
@@ -129,7 +129,7 @@ TEST(mpi_keeps_what_comes_before_its_channel_is_open) {
   const auto bytes = numbered(10'000);
   CHECK_EQUAL(fill(out, bytes), bytes.size());
   MpiChannel elsewhere = two.channel(1, kStream + 1);
-  CHECK(elsewhere.peek(1).empty());  // and takes what is there
+  CHECK(elsewhere.peek(1).empty());  // and receives all that has arrived
   MpiChannel in = two.channel(1);
   CHECK(read_all(in) == bytes);
 }
@@ -242,7 +242,7 @@ namespace {
 
 constexpr size_t kLong = 2 * MpiPort::kFolded + 1000;
 
-/// Posted receives whose memory is in there.
+/// The number of posted receives into `memory`.
 size_t posted_in(const FakeMpi& mpi, std::span<const std::byte> memory) {
   size_t count = 0;
   for (const auto& [ends, pipe] : mpi.pipes)
@@ -252,7 +252,7 @@ size_t posted_in(const FakeMpi& mpi, std::span<const std::byte> memory) {
   return count;
 }
 
-/// Both ends until nothing is held for now, or `most` has passed.
+/// Calls let_go() on both ends until neither holds memory for now, or `most` has passed.
 std::pair<Held, Held> let_go(Channel& one, Channel& other, Duration most) {
   std::pair<Held, Held> held{one.let_go(), other.let_go()};
   const Deadline until = Deadline::after(most);
@@ -275,7 +275,7 @@ TEST(mpi_sends_memory_straight_to_its_place) {
     CHECK_EQUAL(posted_in(*two.mpi, place), 1U);
     CHECK(out.place_for(bytes)->empty());
     CHECK_EQUAL(out.write(bytes), kLong);
-    CHECK(std::ranges::equal(place, bytes));  // without a look of the receiver's
+    CHECK(std::ranges::equal(place, bytes));  // though the receiver has not polled
     CHECK(in.peek(1).data() == place.data());
     for (size_t done = 0; done < kLong;)
       done += in.read(std::span(place).subspan(done, std::min<size_t>(5000, kLong - done)));
@@ -291,7 +291,7 @@ TEST(mpi_sends_nothing_in_frames_of_what_will_have_a_place) {
   const auto bytes = numbered(kLong);
   in.offer(nullptr, kLong);
   CHECK(out.place_for(bytes)->empty());
-  CHECK_EQUAL(out.write(bytes), 2 * MpiPort::kFolded);  // what there are buffers for
+  CHECK_EQUAL(out.write(bytes), 2 * MpiPort::kFolded);  // as much as there are buffers for
   CHECK_EQUAL(out.write(std::span(bytes).last(1000)), 0U);
   in.consume(in.peek(1).size());
   in.peek(1);
@@ -355,7 +355,7 @@ TEST(mpi_takes_no_frame_whose_head_was_changed_repeated_or_left_out) {
     for (int i = 0; i < 2; ++i) out.write(numbered(100));
     act(two.mpi->pipes[{0, 1, kMpiFrames}].sent);
     in.peek(200);
-    return two.ports[1]->expects();  // not where nothing goes over MPI any more
+    return two.ports[1]->expects();  // false once MPI is no longer used
   };
   CHECK(is_taken([](Sent&) {}));
   for (size_t at = 0; at < kMpiHead; ++at) {
@@ -375,13 +375,13 @@ TEST(mpi_lets_go_of_memory_at_once_where_both_ends_have_failed) {
   const auto held = let_go(out, in, std::chrono::milliseconds(200));
   CHECK(held == std::pair(Held::no, Held::no));
   CHECK_EQUAL(posted_in(*two.mpi, place), 0U);
-  // In the middle of it.
+  // In the middle of a transfer.
   MpiChannel more = two.channel(0, kStream + 1), into = two.channel(1, kStream + 1);
   into.offer(nullptr, kLong);
   CHECK(more.place_for(bytes));
   CHECK(more.write(bytes) > 0);
   CHECK(let_go(more, into, std::chrono::milliseconds(200)) == std::pair(Held::no, Held::no));
-  // Where the sender hears of it last.
+  // The sender lets go before the receiver offers its memory.
   MpiChannel late = two.channel(0, kStream + 2), early = two.channel(1, kStream + 2);
   CHECK(late.let_go() == Held::no);
   early.offer(place.data(), kLong);
@@ -447,7 +447,7 @@ TEST(mpi_that_may_still_read_memory_is_called_no_more) {
   const auto bytes = numbered(MpiPort::kFolded);
   in.offer(nullptr, bytes.size());
   for (auto& [ends, pipe] : two.mpi->pipes)
-    if (std::get<2>(ends) >= kMpiFirstPlace) pipe.posted.clear();  // as one that is stopped
+    if (std::get<2>(ends) >= kMpiFirstPlace) pipe.posted.clear();  // as of a rank that is stopped
   CHECK(out.place_for(bytes));
   CHECK_EQUAL(out.write(bytes), bytes.size());
   CHECK(out.refers());

@@ -1,4 +1,4 @@
-// Ranks that are processes, as a user's are: on one segment, and in each other's memory.
+// Ranks that are processes, as a user's are: with one shared segment and each other's memory.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ using testing::patience;
 
 namespace {
 
-/// What processes of one host have before they are forked.
+/// Resources that the processes of one host inherit when they are forked.
 struct Meeting {
   explicit Meeting(int size)
       : memory(Segment::create(size, 16 << 20)),
@@ -46,7 +46,7 @@ struct Meeting {
   }
 
   std::shared_ptr<Segment> memory;
-  std::atomic<pid_t>* pids;  // by rank, in memory of all
+  std::atomic<pid_t>* pids;  // by rank, in memory that all share
   std::vector<Fd> doorbells;
 };
 
@@ -68,7 +68,7 @@ void compute_everything(Meeting& meeting, int rank) {
       }
 }
 
-/// Its exit status is 0 where all was right.
+/// Forks a rank, which exits with 0 if all its checks hold.
 pid_t forked_rank(Meeting& meeting, int rank) {
   const pid_t child = ::fork();
   if (child != 0) return child;

@@ -1,4 +1,4 @@
-// Gradients that many threads hand over, in every order, while buckets are already on their way.
+// Gradients that many threads submit, in every order, while buckets are already being reduced.
 #include "fusion/reducer.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ ReducerOptions small_buckets(bool overlap) {
   return options;
 }
 
-/// What `rank` contributes to every element of a parameter; sums of them are exact.
+/// The value of every element of `rank`'s gradient. Sums over ranks are exact.
 double gradient_of(int rank, int parameter, int step) {
   return rank * 100 + parameter + step * 1000;
 }
@@ -55,7 +55,7 @@ bool all_are(const std::byte* data, size_t count, double value) {
   return std::all_of(begin, begin + count, [&](T x) { return x == static_cast<T>(value); });
 }
 
-/// True when every element of the parameter's place in its bucket is `value`.
+/// True if all the parameter's elements in its bucket are `value`.
 bool holds(Reducer& reducer, int parameter, double value) {
   for (size_t b = 0; b < reducer.buckets().size(); ++b)
     for (const Placement& item : reducer.buckets()[b].placements) {
@@ -109,8 +109,8 @@ TEST(reducer_reduces_large_gradients_where_they_lie) {
     const int count = static_cast<int>(reducer.parameters().size());
     int alone = 0;
     for (int step = 0; step < 4; ++step) {
-      // Parameter p is not used by the rank that divides it, is copied by the next one and lent by
-      // the others.
+      // By p + step + rank: one rank does not use parameter p, the next one copies its gradient in,
+      // and the last one lends it if its bucket is reduced in place.
       std::vector<std::shared_ptr<std::vector<double>>> lent(static_cast<size_t>(count));
       for (int p = count - 1; p >= 0; --p) {
         const int turn = (p + step + group->rank()) % kRanksThatReduce;
@@ -150,7 +150,7 @@ TEST(reducer_counts_what_a_rank_did_not_use_as_zeros) {
     Reducer reducer(group, model(), small_buckets(true));
     const int count = static_cast<int>(reducer.parameters().size());
     for (int step = 0; step < 3; ++step) {
-      // Nobody uses parameter 3; parameter p is used by the ranks that do not divide it.
+      // No rank uses parameter 3. One rank, which changes with the step, does not use parameter p.
       const auto uses = [&](int rank, int p) {
         return p != 3 && (p + step) % kRanksThatReduce != rank;
       };
@@ -185,7 +185,7 @@ TEST(reducer_tells_everybody_who_abandoned_a_step_and_goes_on) {
                       gradient_of(0, p, step) + gradient_of(1, p, step) + gradient_of(2, p, step)));
       } else if (group->rank() == quitter) {
         reducer.abandon();
-        if (reducer.step_open())  // it waits for nobody: the step ends with the next wait
+        if (reducer.step_open())  // abandon() does not wait: the step ends with the next wait
           CHECK_THROWS(reducer.wait(testing::patience()), Error,
                        e.code() == ErrorCode::remote_error && e.where().rank == quitter);
       } else {
@@ -218,13 +218,13 @@ TEST(reducer_plans_in_the_order_of_the_first_step_that_all_ranks_complete) {
       for (int p = count - 1; p >= 0; --p)  // far from the plan's order
         if (p != skipped) mark(reducer, rank, p, number);
     };
-    // The first one is given up by a rank half-way: what it shows is no order.
+    // A rank abandons the first step half-way, so that step gives no order.
     mark(reducer, rank, 3, 0);
     if (rank == 1) reducer.abandon();
     CHECK_THROWS(reducer.wait(testing::patience()), Error,
                  e.code() == ErrorCode::remote_error && e.where().rank == 1);
     CHECK(!reducer.has_better_plan());
-    // Rank 2 does not use the parameter that is ready second: it goes last.
+    // Rank 2 does not use the parameter that is ready second, so that one goes last.
     const int unused = count - 2;
     step(1, rank == 2 ? unused : -1);
     CHECK(reducer.wait(testing::patience()));
@@ -248,7 +248,7 @@ TEST(reducer_plans_in_the_order_of_the_first_step_that_all_ranks_complete) {
             gradient_of(0, p, number) + gradient_of(1, p, number) + gradient_of(2, p, number)));
       CHECK(!reducer.has_better_plan());
     }
-    // What was held back is one page at most per bucket, besides the old bucket that is held here.
+    // The arena may grow by one page per bucket, and one for the old bucket, which is held here.
     const size_t page = 4096;
     CHECK(group->engine()->arena()->bytes_in_use() <= room + page * (reducer.buckets().size() + 1));
   });

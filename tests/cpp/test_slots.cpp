@@ -1,4 +1,4 @@
-// Slots that ranks lend each other: whatever was in one before has been read when it is written.
+// Slots that ranks lend each other: one is written again only once its old content has been read.
 #include <deque>
 #include <random>
 

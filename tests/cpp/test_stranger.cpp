@@ -1,6 +1,6 @@
-// A stranger on the way between two hosts, who does not know the job's secret: what it changes,
-// repeats, leaves out, exchanges, cuts or makes up among the ranks' messages ends in an error that
-// names them, and never in other words than a rank has said.
+// An attacker between two hosts that does not know the job's secret. Messages that it changes,
+// repeats, drops, swaps, truncates or forges end in an error that names them. A rank never receives
+// a message that its peer has not sent.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 using Frame = std::vector<std::byte>;
 
-/// Of frames that pass in one direction: what arrives in place of the next one.
+/// Maps the next frame of one direction to the frames that arrive in its place.
 using Act = std::function<std::vector<Frame>(Frame)>;
 
 struct Deed {
@@ -35,7 +35,7 @@ struct Deed {
   std::function<Act()> begin;
 };
 
-/// The third frame, and the one after it.
+/// Attacks on the third frame; one of them swaps it with the fourth.
 const std::vector<Deed>& deeds() {
   const auto at_the_third = [](auto change) {
     return [change]() -> Act {
@@ -79,13 +79,13 @@ const std::vector<Deed>& deeds() {
   return all;
 }
 
-/// Bytes of one direction of a connection, as they pass.
+/// Applies an act to the bytes that pass in one direction of a connection.
 class Flow {
  public:
-  /// `least`: bytes of a frame that is acted on.
+  /// `least`: the smallest frame that is acted on, in bytes.
   Flow(Act act, size_t least) : act_(std::move(act)), least_(least) {}
 
-  /// What goes on of these. Handshakes pass, and so does all of a connection that is left alone.
+  /// Returns the bytes to forward. A handshake passes unchanged; without an act, all bytes do.
   Frame passed(std::span<const std::byte> bytes) {
     waiting_.insert(waiting_.end(), bytes.begin(), bytes.end());
     if (!act_) return std::exchange(waiting_, {});
@@ -116,17 +116,17 @@ class Flow {
     waiting_.erase(waiting_.begin(), end);
   }
 
-  Act act_;  // none: it is left alone
+  Act act_;  // empty: all bytes pass unchanged
   size_t least_;
-  size_t handshake_ = TcpHandshake::kMostRead;  // bytes that are still to pass
+  size_t handshake_ = TcpHandshake::kMostRead;  // bytes of it that are still to pass
   Frame waiting_;
 };
 
-/// Stands in a rank's place, and hands on what comes.
+/// Listens in a rank's place and forwards both directions.
 class Relay {
  public:
-  /// `direction`: 0: acts on what comes to the rank; 1: on what it says. `on_control`: on control
-  /// messages; else on records of tensors.
+  /// `direction`: 0 acts on bytes to the rank, 1 on bytes from it. `on_control`: acts on control
+  /// messages, else on records of tensors.
   Relay(const TcpAddress& rank, const Deed& deed, size_t direction, bool on_control)
       : rank_(rank),
         deed_(deed),
@@ -143,7 +143,7 @@ class Relay {
  private:
   struct Between {
     std::array<Fd, 2> sockets;  // of the dialer, of the rank
-    std::vector<Flow> flows;    // from each of them; none before the dialer has said what it is for
+    std::vector<Flow> flows;    // from each of them; empty until the dialer's hello is complete
     Frame hello;
   };
 
@@ -204,10 +204,10 @@ class Relay {
   Fd listener_;
   std::vector<std::unique_ptr<Between>> betweens_;
   std::atomic<bool> stopping_{false};
-  std::thread thread_;  // last: all else is there
+  std::thread thread_;  // last: it uses all other members
 };
 
-/// The error that ends a world of two hosts, at each of them.
+/// The error on each of two hosts.
 std::array<std::string, 2> ends_by(const Deed& deed, size_t direction, Wire wire, bool on_control) {
   std::vector<testing::Place> all = testing::places(2);
   const Relay relay(TcpAddress::from(all[1].addresses).value(), deed, direction, on_control);
@@ -221,7 +221,7 @@ std::array<std::string, 2> ends_by(const Deed& deed, size_t direction, Wire wire
       testing::Sum ours(world->rank(), 2, on_control ? 1000 : 300'007);
       try {
         error = testing::error_of(testing::sum(*world, ours.data));
-      } catch (const Error& failed) {  // before it could begin
+      } catch (const Error& failed) {  // before the operation could begin
         error = failed.what();
       }
       CHECK(!error.empty() || ours.is_right());
@@ -279,7 +279,7 @@ TEST(strangers_see_no_byte_of_what_is_encrypted) {
   }
 }
 
-/// Messages of a link whose bytes a stranger carries, in one thread.
+/// A sealed channel over two queues, whose bytes an attacker may change. For one thread.
 class Carried : public Channel {
  public:
   Carried(const ConnectionKeys& keys, std::deque<std::byte>& out, std::deque<std::byte>& in)
@@ -316,7 +316,7 @@ std::unique_ptr<MessageLink> link_over(const ConnectionKeys& keys, std::deque<st
 
 Frame message_number(int number) { return Frame(4, static_cast<std::byte>(number)); }
 
-/// What arrives of six messages, and why no more does.
+/// The messages that arrive, of six, and the error that stops the rest.
 std::pair<std::vector<Frame>, std::string> carried_by(const Act& act) {
   const Key there{std::byte{1}}, back{std::byte{2}};
   std::deque<std::byte> sent, arriving;

@@ -1,5 +1,5 @@
-// What TCP connections are besides channels (those: test_channels.cpp): who is let in, what wakes a
-// parked rank, how a connection ends.
+// Properties that only TCP connections have: authentication, wake-ups of a parked rank, and ends.
+// Those of all channels: test_channels.cpp.
 #include <dirent.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -33,7 +33,7 @@ std::vector<std::byte> pattern(size_t count) {
   return bytes;
 }
 
-/// Until `holds`, or a failed check.
+/// Waits until `holds` is true; a timeout is a failed check.
 template <typename Holds>
 void wait_until(Holds holds) {
   const Deadline patience = Deadline::after(std::chrono::seconds(60));
@@ -95,7 +95,7 @@ struct Two {
   std::unique_ptr<Channel> ends[2];
 };
 
-/// Somebody who has connected.
+/// A client that has connected and has proved nothing.
 struct Stranger {
   explicit Stranger(const TcpAddress& address) : socket(begin_to_connect(address)) {}
   void say(std::span<const std::byte> bytes) const {
@@ -115,7 +115,7 @@ struct Stranger {
     });
     return heard;
   }
-  /// All that it is told before the other end closes.
+  /// The number of bytes that it receives before the other end closes.
   size_t told() const {
     size_t bytes = 0;
     wait_until([&] {
@@ -251,7 +251,7 @@ TEST(tcp_drops_who_knows_the_layout_and_not_the_secret) {
   CHECK(two.receive(1, word.size()) == word);
 }
 
-/// The proof that dials: by the layouts of tcp_handshake.h.
+/// The dialer's proof, by the layouts of tcp_handshake.h.
 Digest dialers_proof(std::span<const std::byte, 32> secret, std::span<const std::byte> hellos) {
   constexpr std::string_view kWhose = "farandole tcp, dialer";
   std::array<std::byte, 24> whose{};
@@ -316,7 +316,7 @@ TEST(tcp_wakes_a_parked_rank_for_what_it_waits_for_and_nothing_else) {
   two.transports[1]->before_park();
   CHECK(!is_readable(two.wake_fd(1)));
   CHECK(two.receive(1, 8) == word);
-  CHECK(two.ends[1]->peek(1).empty());  // now it waits
+  CHECK(two.ends[1]->peek(1).empty());  // from now on it waits
   two.transports[1]->before_park();
   CHECK(!is_readable(two.wake_fd(1)));
   two.send(0, word);

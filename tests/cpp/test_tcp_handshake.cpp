@@ -1,4 +1,4 @@
-// Who is let in on a TCP connection, as bytes alone: no socket.
+// The handshake of TCP connections, on bytes alone, without a socket.
 #include <algorithm>
 #include <functional>
 #include <random>
@@ -32,7 +32,7 @@ Bytes taken(TcpHandshake& from) {
   return bytes;
 }
 
-/// What one has to say reaches the other, as far as that reads.
+/// Passes `from`'s bytes to `to`, as far as `to` wants to read.
 void carry(TcpHandshake& from, TcpHandshake& to, Bytes& pipe, const Alter& alter) {
   Bytes said = taken(from);
   if (!said.empty() && alter) alter(said);
@@ -83,7 +83,7 @@ TEST(tcp_handshake_of_two_ranks_of_a_job) {
   CHECK(talk.dialer.agreed());
   CHECK(talk.listener.agreed());
   CHECK(talk.listener.lane() == kLane);
-  CHECK_EQUAL(talk.listener.to_read(), 0U);  // what follows is data
+  CHECK_EQUAL(talk.listener.to_read(), 0U);  // all that follows is data
 }
 
 TEST(tcp_handshake_gives_both_ends_the_same_keys_and_each_direction_and_talk_its_own) {
@@ -150,7 +150,7 @@ TEST(tcp_handshake_tells_a_dialer_of_another_version_what_the_listener_has) {
   Bytes garbage(80, std::byte{'G'});
   stranger.take(garbage);
   CHECK(stranger.refusal());
-  CHECK(stranger.to_send().empty());  // who does not know the magic is told nothing
+  CHECK(stranger.to_send().empty());  // a peer without the magic gets no answer
 }
 
 TEST(tcp_handshake_knows_no_rank_whose_words_were_changed_on_their_way) {
@@ -203,7 +203,7 @@ TEST(tcp_handshake_refuses_ranks_that_do_not_dial) {
   for (const TcpLane& lane :
        {TcpLane{3, 2, 5, 0},                               // the higher one
         TcpLane{2, 2, 5, 0},                               // itself
-        TcpLane{1'000'000, 2, 5, 0}, TcpLane{1, 3, 5, 0},  // meant for another
+        TcpLane{1'000'000, 2, 5, 0}, TcpLane{1, 3, 5, 0},  // meant for another rank
         TcpLane{1, 2, 5, kMostTcpLanes}}) {
     const testing::Note note("from ", lane.dialer, " to ", lane.listener, ", lane ", lane.lane);
     Talk talk;

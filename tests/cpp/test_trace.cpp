@@ -45,8 +45,7 @@ TraceEvent event(int64_t begin, int64_t end) {
   return e;
 }
 
-/// What follows `field` in a line, as far as it is made of digits and points (left out); empty
-/// without it.
+/// The digits that follow `field` in a line, without decimal points. Empty if there is no `field`.
 std::string digits_after(const std::string& line, const std::string& field) {
   std::string digits;
   const size_t found = line.find(field);
@@ -65,7 +64,7 @@ int64_t header(const std::vector<std::string>& lines, const std::string& field) 
   return std::stoll(digits_after(lines.at(0), "\"" + field + "\":"));
 }
 
-/// Counts the lines of user events; all fields of each must be of one event.
+/// Counts the lines of user events. All fields of a line must be of one event.
 size_t whole_events(const std::vector<std::string>& lines) {
   size_t count = 0;
   for (const std::string& line : lines) {
@@ -189,7 +188,7 @@ TEST(trace_that_is_closed_holds_its_head_alone) {
   CHECK_EQUAL(held(), size_t{2});
   trace.write();
   trace.close();
-  CHECK_EQUAL(held(), size_t{1});  // mapped, of a file that is gone
+  CHECK_EQUAL(held(), size_t{1});  // a mapping of a file that is gone
 }
 
 TEST(trace_joins_turns_that_follow_each_other_closely) {
@@ -200,7 +199,7 @@ TEST(trace_joins_turns_that_follow_each_other_closely) {
   trace.turn(at(103000), at(104000));  // 100 µs later: another
   {
     const TraceSpan span(&trace, TraceKind::user, "between");
-    trace.turn(at(104500), at(105000));  // inside of something else
+    trace.turn(at(104500), at(105000));  // inside another event
   }
   trace.turn(at(105500), at(106000));
   trace.write();

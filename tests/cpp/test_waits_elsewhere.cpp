@@ -1,4 +1,4 @@
-// What a rank is told of one on another host, whose clock is another.
+// Wait reports of ranks on other hosts, whose clocks differ.
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -29,9 +29,9 @@ Head shown(const Record& record) {
   return head;
 }
 
-/// As `bytes` were written where the clock is `ahead` of ours.
+/// Rewrites `bytes` as a host whose clock is `ahead` of ours would have written them.
 std::vector<std::byte> by_another_clock(std::vector<std::byte> bytes, int64_t ahead) {
-  int64_t there = 0;  // a message begins with it
+  int64_t there = 0;  // the sender's time, with which a message begins
   std::memcpy(&there, bytes.data(), sizeof there);
   there += ahead;
   std::memcpy(bytes.data(), &there, sizeof there);

@@ -1,4 +1,4 @@
-// A few ranks in this process, on each of the transports, as well or as badly behaved as one likes.
+// A few ranks in this process, on each of the transports, with or without chaos.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace testing {
 
-/// The surroundings of `size` ranks that are threads, or turns of one thread.
-/// What transports of the next worlds do with bytes over TCP.
+/// The protection of TCP data in worlds that are made from now on.
 inline farandole::Wire wire_of_worlds = farandole::Wire::plain;
 
+/// The surroundings of `size` ranks that are threads, or turns of one thread.
 class World {
  public:
   static constexpr size_t kArenaBytes = 64 * 1024 * 1024;
@@ -47,7 +47,7 @@ class World {
     return places_[static_cast<size_t>(rank)].arena;
   }
 
-  /// `rank`'s transport of that row; through chaos when there is a plan.
+  /// `rank`'s transport of that row; with a plan, through chaos.
   std::unique_ptr<farandole::Transport> transport(const farandole::TransportRow& row, int rank,
                                                   const farandole::ChaosPlan* chaos) const {
     farandole::Surroundings here = places_[static_cast<size_t>(rank)];

@@ -49,7 +49,7 @@ Bytes some_elements(DType dtype, size_t count, uint64_t seed);
 /// Zeros, subnormals, the extremes, infinities and NaNs; of integers the ends and the middle.
 Bytes specials(DType dtype);
 
-/// What the processor's fold makes of them.
+/// The result of the fold on the CPU.
 Bytes folded(std::span<const Bytes> leaves, const Folding& folding);
 Bytes scaled(const Bytes& elements, DType dtype, const Scale& scale);
 

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-# What an instruction must not have, and why.
+# Patterns that no instruction may match, and why.
 FORBIDDEN = {
     r"\bld\.(global\.)?nc\b": "reads through the cache that nobody invalidates",
     r"\b(ld|st|atom|red|fence|membar)\b[\w.]*\.(gpu|cta|cluster|gl)\b": "stays on the device",
@@ -23,7 +23,7 @@ FORBIDDEN = {
     r"\.ftz\b": "flushes subnormals",
     r"\.approx\b": "is not rounded correctly",
 }
-# What a kernel must have.
+# An instruction that each matching kernel must have.
 NEEDED = {
     r"farandole_(two_shot|one_shot|lanes|deliver|await|graph_pass)": "ld.acquire.sys.global",
     r"farandole_(two_shot|one_shot|lanes|deliver|(graph_)?arrive)": "st.release.sys.global",
@@ -34,8 +34,8 @@ NEEDED = {
     r"farandole_nvls_\w+": "multimem.st.relaxed.sys.global.v4",
     r"farandole_nvls_": "fence.proxy.alias",
 }
-# Of 16 bytes, these reach memory by the accessors alone, which name their scope. One-shot also
-# reads and writes arrays of its own device.
+# These kernels move 16 bytes at a time by the accessors alone, which name their scope. One-shot
+# also reads and writes arrays of its own device.
 REACHES_PEERS = re.compile(r"farandole_(two_shot|lanes|deliver)")
 PLAIN_BULK = re.compile(r"\b(ld|st)(\.global)?\.(v4\.[bfu]32|v2\.[bfu]64)\b")
 ENTRY = re.compile(r"\.entry (\w+)\(([^)]*)\)", re.DOTALL)

@@ -14,7 +14,7 @@ import farandole.torch as hvd
 
 
 class Model(torch.nn.Module):
-    """Of several buckets, one tensor alone, one that some ranks do not use, and one that none."""
+    """Several buckets, one tensor alone, one that some ranks do not use, and one that none uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -234,7 +234,7 @@ class Executor {
     if (before != changes_ || threads_.empty()) return void(idle_ = 0);
     if (std::ranges::none_of(threads_, [](auto& t) { return t->state == State::spins; }))
       throw std::logic_error("threads of a block wait at a barrier for good");
-    // What they wait for is in another thread or process.
+    // They wait for another thread or process.
     if (++idle_ < kIdleTurns)
       std::this_thread::yield();
     else

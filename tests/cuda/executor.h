@@ -53,12 +53,12 @@ using Stream = std::vector<Launch>;
 /// did comes before the next one of its stream, and before nothing else.
 void run_together(std::span<const Stream> streams, std::uint64_t seed);
 
-/// Who knows what is bound to multicast objects: where each member has what lies at an address of
-/// one, and so many bytes on. Empty: nothing is bound there, and loads are zeros.
+/// Finds the memory of each member that is bound to a multicast object at an address, for so many
+/// bytes. Empty: nothing is bound there, and loads are zeros.
 using FindMembers = std::vector<void*> (*)(const void* address, std::size_t bytes);
 void set_multicast(FindMembers find);
 
-/// What the host does between launches of a stream. `work` outlives the run.
+/// Work of the host between launches of a stream. `work` outlives the run.
 Launch host_step(const std::function<void()>& work);
 
 /// A launch of `kernel` with `parameters`, by value.

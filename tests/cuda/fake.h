@@ -120,7 +120,7 @@ class Capture {
   CUgraph_st* graph_ = nullptr;
 };
 
-/// What is written to stderr for the length of a scope.
+/// Captures stderr for the length of a scope.
 class Stderr {
  public:
   Stderr() : file_(::memfd_create("stderr", MFD_CLOEXEC)), before_(::dup(STDERR_FILENO)) {

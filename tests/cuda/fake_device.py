@@ -91,7 +91,7 @@ class Machine:
         return address.value
 
     def order(self, earlier: Any, later: Any) -> None:
-        """What follows in one stream waits for what is in another."""
+        """Later work in one stream waits for the work that is in another."""
         event = self.made("cuEventCreate", 2)
         self.call("cuEventRecord", event, earlier)
         self.call("cuStreamWaitEvent", later, event, 0)
@@ -103,7 +103,7 @@ class Machine:
 
     @contextlib.contextmanager
     def captured(self, device: int = 0) -> Iterator[ctypes.c_void_p]:
-        """What is put into the device's stream becomes part of the graph that this gives."""
+        """Captures work that is put into the device's stream, and yields its graph."""
         graph, stream = ctypes.c_void_p(), self.streams[device]
         with self.on(device):
             self.call("cuStreamBeginCapture_v2", stream, 0)
@@ -118,14 +118,14 @@ class Machine:
             self.call("cuGraphLaunch", graph, self.streams[device])
 
     def destroy(self, *graphs: ctypes.c_void_p) -> None:
-        """Of which none runs."""
+        """None of the graphs may be running."""
         with self.on(0):
             for graph in graphs:
                 self.call("cuGraphDestroy", graph)
 
     def keep_busy(self, device: int) -> Callable[[], None]:
-        """The stream of the device's owner, and no other one, until the answer is called. By no
-        function of Python's: whoever waits for the stream may hold the interpreter's lock."""
+        """Blocks the stream of the device's owner alone, until the returned function is called. The
+        wait is not Python's: a thread that waits for the stream may hold the interpreter's lock."""
         libc = ctypes.CDLL(None)
         gate = ctypes.create_string_buffer(64)  # a sem_t
         self.gates.append(gate)
@@ -202,7 +202,7 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 class Array:
     """Contiguous elements on a device. Contents go in and out by the owner's own stream, so that
-    whoever does not wait for it, or does not let it wait, gets or leaves something else."""
+    code that does not wait for it, or does not let it wait, sees or leaves other contents."""
 
     def __init__(
         self, machine: Machine, shape: tuple[int, ...], dtype: str, device: int = 0
@@ -396,7 +396,7 @@ class Rank:
 
 
 def all_come(handles: list[Any], arrays: list[Array], expected: list[OnHost]) -> None:
-    """Of operations in flight, of which a third is waited for by nobody; the list ends empty."""
+    """All operations in flight complete, also the third that nobody waits for. Empties the list."""
     for i in reversed(range(len(handles))):
         if i % 3 == 2:
             continue  # nobody waits for it, and it comes all the same

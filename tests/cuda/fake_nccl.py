@@ -1,4 +1,4 @@
-"""What tests ask of the fake NCCL of this process (fake_libnccl), and a rank that goes by it."""
+"""Controls of the fake NCCL of this process (fake_libnccl), and a rank that goes by it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nccl:
         self._fail(call.encode(), nth, code)
 
     def fail_later(self, code: int) -> None:
-        """What is under way comes to that code."""
+        """Communicators have that asynchronous error from now on."""
         self._fail_later(code)
 
     def hold(self, held: bool) -> None:
@@ -36,7 +36,7 @@ class Nccl:
         return int(self._calls(call.encode()))
 
     def left(self) -> str:
-        """What was done wrong, and what is left; empty: nothing."""
+        """Wrong uses, and objects that are left; empty if there are none."""
         return str(self._left().decode())
 
 

@@ -58,7 +58,7 @@ class Tensors:
             with self.rank.machine.on(device):
                 self.rank.machine.call("cuStreamSynchronize", stream)
 
-    # What _devices has.
+    # The functions of _devices.
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
         address = tensor.untyped_storage().data_ptr()  # which an empty tensor has, too

@@ -1,5 +1,5 @@
-"""What goes wrong in the middle of what ranks do: a call of a fake library's that fails on rank 1,
-or devices that do not come by."""
+"""Faults in the middle of ranks' work: a call of a fake library that fails on rank 1, or devices
+that are late."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def let_fail(rank: Rank, call: str, nth: int, code: int = UNAVAILABLE) -> None:
 
 
 def on_rank_1(plant: Callable[[], None]) -> None:
-    """On both ranks: rank 1 plants a fault, when rank 0 is past what was before."""
+    """On both ranks: rank 1 plants a fault, once rank 0 has completed all earlier work."""
     time.sleep(0.02)  # so is rank 1's device, and nothing is asked of the driver for its sake
     fd.barrier()
     if fd.rank() == 0:
@@ -42,7 +42,7 @@ def on_rank_1(plant: Callable[[], None]) -> None:
 
 
 def verdict_of(train: Callable[[int], None]) -> tuple[str, int | None]:
-    """Of training steps, by number, one of which fails on a device; and the rank that it names."""
+    """The verdict of training steps, one of which fails on a device, and the rank that it names."""
 
     def steps() -> None:
         for step in range(3):
@@ -56,7 +56,7 @@ def verdict_of(train: Callable[[int], None]) -> tuple[str, int | None]:
 
 
 def how_it_went_wrong(world: World, case: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What both ranks say, of a case that calls on_rank_1()."""
+    """The results of both ranks, for a case that calls on_rank_1()."""
     world.start(case, *arguments)
     world.hear(0)
     world.say(1, "go")
@@ -66,7 +66,7 @@ def how_it_went_wrong(world: World, case: Callable[..., Any], *arguments: Any) -
 
 
 def failed_on_rank_1(answers: list[Any], tried: str) -> None:
-    """Of both ranks: the verdict with its kind, the rank that each error names, what is left."""
+    """Checks, for both ranks: the verdict and its kind, the rank that each error names, leaks."""
     of_rank_0, of_rank_1 = answers
     assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
     verdict, kind = of_rank_0[0]
@@ -90,7 +90,7 @@ def barriers() -> None:
         fd.barrier()
 
 
-# Of a rank whose device did not come by: verdict, kind of error, whom it blames, what is left.
+# The result of waits_with(): verdict, kind of error, ranks that it blames, what is left.
 Found = tuple[str, str, list[int], list[str]]
 
 
@@ -143,7 +143,7 @@ def waits_with(
 
 
 def all_hear(world: World, killed: int | None = None) -> tuple[str, str, list[int]]:
-    """What all ranks, or those that survive, say with one voice; nothing is left."""
+    """The verdict, kind and blame on which all surviving ranks agree; nothing is left."""
     outcomes = [world.outcome(r) for r in range(len(world)) if r != killed]
     assert [o.error for o in outcomes] == [None] * len(outcomes), world.report()
     (*facts, left), *others = (o.value for o in outcomes)

@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-// What each sanitizer is told of a change of stacks; without one, nothing. Under ThreadSanitizer
+// Calls that tell each sanitizer of a change of stacks; without one, no-ops. Under ThreadSanitizer
 // this file and executor.cpp are compiled without it: their own state moves from fiber to fiber in
 // one thread, and is no race.
 #if defined(__has_feature)

@@ -295,7 +295,7 @@ def test_nothing_is_loaded_or_allocated_once_there_is_a_bucket(by_lanes: Start) 
 
 
 def steady() -> list[str]:
-    """Of more arrays than a rank keeps schedules for."""
+    """The extra calls of a step over more arrays than a rank keeps schedules for."""
     rank = Rank("interface")
     arrays = [rank.array(100 + i, "float32") for i in range(80)]
 

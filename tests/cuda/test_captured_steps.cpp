@@ -23,7 +23,7 @@ using testing::StepsRun;
 
 namespace {
 
-/// What drains, or meets another collective, is read while it may still be written: nobody uses it.
+/// A collective that drains, or meets another, may read what is being written: nobody uses it.
 constexpr bool kRacesByDesign = testing::kThreadSanitizer;
 
 /// One rank's graph: a collective for each number.

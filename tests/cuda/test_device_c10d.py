@@ -27,7 +27,7 @@ def tensor(*shape: int) -> torch.Tensor:
 
 
 def every_collective(put: Put, n: int) -> list[torch.Tensor]:
-    """What comes of it, with tensors where `put` puts them."""
+    """The tensors of every collective, inputs and outputs, on the device where `put` puts them."""
     p, r = dist.get_world_size(), dist.get_rank()
     found = []
 

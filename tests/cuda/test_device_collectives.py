@@ -1,5 +1,5 @@
-"""Collectives on arrays of devices, by ranks over the fake driver: the bits are the host's, whoever
-owns the arrays; and nothing is left or done wrong in the driver's eyes."""
+"""Collectives on arrays of devices, by ranks over the fake driver: the bits are the host's, for any
+owner of the arrays; and nothing is left or done wrong in the driver's eyes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What goes wrong with a device on one rank is the same verdict on all; nothing hangs, and what was
-taken is given back. Ranks over the fake driver."""
+"""A failure of a device on one rank is the same verdict on all; nothing hangs, and what was taken
+is given back. Ranks over the fake driver."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed(start: Start) -> None:
 
 
 def one_is_killed_while_input_is_late() -> tuple[str, list[str]]:
-    """Of the survivor: what it waits for itself does not keep it."""
+    """The survivor gets the verdict although it still waits for its own input."""
     rank = Rank()
     x, _ = rank.pair(1000, "float32")
     fd.all_reduce(x, out=x)

@@ -202,7 +202,7 @@ def test_a_name_begins_when_its_arrays_have_come(start: Start) -> None:
 
 
 def waits_for_no_device() -> None:
-    """What the stream does next comes after the result; the host goes on."""
+    """Later work in the stream comes after the result; the host goes on."""
     rank = Rank("functions")
     x, on_host = rank.pair(100_000, "float32")
     fd.all_reduce(on_host.array, out=on_host.array)

@@ -111,7 +111,7 @@ sys.exit(kernels.main())
 
 
 def rows_of_kernels(driver: dict[str, str], limit: str, *options: str) -> list[str]:
-    """Of which some do not do well."""
+    """The rows of a run in which some fail."""
     folder = str(TREE / "bench" / "device")
     command = [sys.executable, "-c", KERNELS, folder, limit, *options]
     done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=100)

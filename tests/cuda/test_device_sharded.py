@@ -120,7 +120,7 @@ def test_sharded_where_ranks_share_no_memory(start: Start) -> None:
 
 
 def test_adasum_weights_are_those_of_the_host(start: Start) -> None:
-    """Of any optimizer: each rank steps by itself, and their moves are folded."""
+    """With any optimizer, each rank steps by itself, and their moves are folded."""
     ways = [{"op": hvd.Adasum}, {"op": hvd.Adasum, "rule": "momentum", "passes": 2}]
     start(2, "torch", FAKE_CUDA_JITTER="7").run(as_on_the_host, ["all"], ways)
 
@@ -205,7 +205,7 @@ def is_late() -> tuple[str, str]:
 def test_a_device_that_does_not_come_by(start: Start) -> None:
     one, other = start(2, "torch", FARANDOLE_TIMEOUT="1").run(is_late)
     assert one == other
-    said = ("stalled", "in time", "waited", "not complete after")  # by whoever is first
+    said = ("stalled", "in time", "waited", "not complete after")  # by the rank that is first
     assert any(words in one[0].lower() for words in said), one
     assert one[1] == "Stalled"
 

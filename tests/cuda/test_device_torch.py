@@ -32,7 +32,7 @@ def operations(sizes: list[int]) -> None:
     p, r = hvd.size(), hvd.rank()
 
     def same(call: Callable[[Any], Any], *inputs: torch.Tensor) -> None:
-        """Of one tensor or many, out of place."""
+        """The call on one tensor or many, out of place, gives the result of the host."""
         there = [tensors.put(x) for x in inputs]
         expected = call(inputs[0] if len(inputs) == 1 else list(inputs))
         results = call(there[0] if len(there) == 1 else there)
@@ -116,7 +116,7 @@ def test_adasum_and_sparse_tensors(start: Start) -> None:
 
 
 def gradients() -> None:
-    """Of operations, through autograd; and some ranks' tensors lie on the host."""
+    """Gradients of operations, through autograd; some ranks' tensors lie on the host."""
     rank = Rank()
     tensors = Tensors(rank)
     for call in (
@@ -154,8 +154,8 @@ def refused() -> None:
 
 
 def captures() -> None:
-    """What would become part of a graph is refused on every rank before anything is sent or put
-    into a stream, and goes on afterwards; so is a wait, and a gradient in a backward."""
+    """An operation under capture is refused on every rank before anything is sent or put into a
+    stream, and works afterwards; so is a wait, and a gradient in a backward."""
     rank = Rank()
     tensors = Tensors(rank)
     x = tensors.put(tensor(40))

@@ -1,4 +1,4 @@
-"""What a trace shows of gradients that are reduced on a device: when, by the device's own clock."""
+"""A trace shows when gradients are reduced on a device, by the device's own clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 def train() -> list[str]:
-    """What was asked of the driver."""
+    """The calls of the driver."""
     rank = Rank()
     tensors = Tensors(rank)
     model, optimizer = small(tensors)

@@ -23,8 +23,8 @@ def fake() -> str:
 
 
 def run(arguments: list[str], driver: str, **env: str) -> str:
-    """What a Python says whose dynamic linker finds the driver in that folder; the fake driver must
-    have nothing to complain of."""
+    """The output of a Python whose dynamic linker finds the driver in that folder; the fake driver
+    must have nothing to complain of."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"} | env
     environment["LD_LIBRARY_PATH"] = driver
     done = subprocess.run(

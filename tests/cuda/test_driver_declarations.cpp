@@ -19,7 +19,7 @@ constexpr bool alike =
     std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> && is_struct<Ours> == is_struct<Theirs> &&
     std::is_floating_point_v<Ours> == std::is_floating_point_v<Theirs>;
 
-/// Of pointers also what they point to, but for addresses in general and opaque objects.
+/// Pointees are compared, too, except void and opaque objects.
 template <typename T>
 constexpr bool is_whole = [] {
   if constexpr (std::is_void_v<T>)
@@ -116,7 +116,7 @@ static_assert(kSystemNotReady == CUDA_ERROR_SYSTEM_NOT_READY);
 
 TEST(declarations_are_those_of_the_driver) {
   using namespace farandole::cuda;
-  // What can be said without CUDA's headers: the layouts that drivers have had since 10.2.
+  // Checks without CUDA's headers: the layouts that drivers have had since 10.2.
   CHECK_EQUAL(sizeof(PhysicalProperties), 32U);
   CHECK_EQUAL(sizeof(MemoryAccess), 12U);
   CHECK_EQUAL(sizeof(MulticastProperties), 32U);

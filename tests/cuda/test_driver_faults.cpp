@@ -129,7 +129,7 @@ bool is_taken(const std::string& call, DriverCode code) {
          ((call == "cuStreamQuery" || call == "cuEventQuery") && code == kNotReady);
 }
 
-/// Which calls use_all() makes, and how often.
+/// The calls that use_all() makes, and how often.
 std::map<std::string, int> calls_of_all(bool virtual_memory) {
   const FreshDriver fresh;
   prepare(virtual_memory);

@@ -28,7 +28,7 @@ MemoryExport of_another_process(MemoryExport shared, uint64_t process = 1) {
   return shared;
 }
 
-/// What bytes a stretch of a device has.
+/// The contents of a device's memory.
 std::vector<std::byte> read(const DeviceAddress& memory, size_t bytes) {
   const auto context = std::shared_ptr<const DeviceContext>(&memory.context(), [](const auto*) {});
   const PinnedMemory staging(context, bytes);

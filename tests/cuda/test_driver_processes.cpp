@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kBytes = 4096;
 constexpr char kSocket[] = "FARANDOLE_TEST_SOCKET";
 
-/// What of a MemoryExport is plain bytes.
+/// The parts of a MemoryExport that are plain bytes.
 struct Letter {
   AllocationId id;
   DeviceUuid device;

@@ -15,7 +15,7 @@ namespace {
 constexpr int kSteps = 4;  // operations one behind the other: two more than a mailbox has sets
 constexpr uint64_t kSeeds = testing::kThreadSanitizer ? 2 : 12;
 
-/// What ranks do in one operation.
+/// One operation of all ranks.
 struct Case {
   const char* what;
   uint32_t size = 2, blocks = 2, threads = 4;
@@ -93,8 +93,7 @@ class Exchange {
                  all_reduce_in_two(peers, inputs(), outputs(), case_.count, folding_));
   }
 
-  /// What the host steps found: they run in many fibers, and checks of one thread are no place for
-  /// them.
+  /// Reports what the host steps found. They run in many fibers, and CHECK works in one thread.
   void report() const {
     for (uint32_t r = 0; r < case_.size; ++r)
       for (size_t step = 0; step < kSteps; ++step) {
@@ -196,7 +195,7 @@ TEST(cuda_one_shot_under_any_order_of_turns) {
   run_all_sizes({.what = "one_shot", .dtype = DType::float16, .offset = 1, .in_place = true});
 }
 
-/// Whoever sees the word finds the output, while the kernel may still run.
+/// A reader that sees the word `done` finds the output, while the kernel may still run.
 void one_shots_that_tell(uint32_t size, uint32_t blocks, size_t count, uint64_t seed) {
   Ranks ranks(size);
   const Folding folding{DType::float32, ReduceOp::sum};

@@ -70,7 +70,7 @@ def test_several_devices_of_one_rank(there: Start) -> None:
 
 
 def in_a_set() -> tuple[bool, int]:
-    """Of ranks 0 and 2, and an operation by name of theirs."""
+    """Training in a set of ranks 0 and 2, and an operation by name in that set."""
     rank = Rank()
     tensors = Tensors(rank)
     ends = hvd.add_process_set([0, 2])
@@ -214,7 +214,7 @@ def test_several_hosts_at_level_canonical(by_nccl: Start) -> None:
 
 
 class Halves(torch.nn.Module):
-    """Of one bucket; a step need not use the second half."""
+    """A model of one bucket; a step need not use the second half."""
 
     def __init__(self) -> None:
         super().__init__()

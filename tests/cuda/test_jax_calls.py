@@ -1,5 +1,5 @@
-"""What XLA calls on a CUDA device, called as XLA would over the fake driver: JAX itself is not
-needed. Results are the host's, in the stream that XLA names."""
+"""Functions that XLA calls on a CUDA device, called as XLA would over the fake driver: JAX itself
+is not needed. Results are the host's, in the stream that XLA names."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Shape of_rank(Shape shape, uint32_t rank) {
   return shape;
 }
 
-/// What each rank is left with, from the table of collectives.
+/// The expected output of a rank, from the table of collectives.
 Bytes expected_of(const LaneCase& now, std::span<const Bytes> inputs, uint32_t rank,
                   const Folding& folding) {
   const Shape shape = of_rank(now.shape, rank);

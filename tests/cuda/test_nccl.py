@@ -247,7 +247,7 @@ def by_default() -> None:
 
 
 def number_of_the_next(rank: NcclRank) -> int:
-    """Of the program's operations: each agreement takes one."""
+    """The number of the program's next operation: each agreement takes one."""
     with pytest.raises(fd.InvalidArgument, match="NCCL folds no int16") as refused:
         fd.all_reduce(rank.array(10, "int16"), algorithm="nccl", level="fast")
     found = re.search(r"#(\d+)", refused.value.verdict)
@@ -458,7 +458,7 @@ def asked(before: str = "", **env: str) -> str:
 
 
 def test_where_it_is_found(fake_nccl: str, tmp_path: Path) -> None:
-    """What is loaded comes first, then the wheel's, then the loader's; a setting before all."""
+    """A loaded library comes first, then the wheel's, then the loader's; a setting before all."""
     wheel = tmp_path / "nvidia" / "nccl" / "lib"
     wheel.mkdir(parents=True)
     (wheel / "libnccl.so.2").write_bytes(Path(fake_nccl).read_bytes())

@@ -1,5 +1,5 @@
-"""What goes wrong in NCCL is one verdict for all ranks that names rank and operation; and no stream
-is left waiting in it for a rank that does not come. Ranks over the fake driver and a fake NCCL."""
+"""A failure in NCCL is one verdict for all ranks that names rank and operation; and no stream is
+left waiting in it for a rank that does not come. Ranks over the fake driver and a fake NCCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = Callable[..., World]
 
 PATIENCE = 60.0  # seconds, of ranks whom NCCL lets wait
 
-# What an operation asks of NCCL, in order; an evil code for each, and what that is.
+# Calls of NCCL by an operation, in order; an error code for each, and its meaning.
 CALLS = [
     ("ncclRedOpCreatePreMulSum", 4, "it refuses an argument"),
     ("ncclGroupStart", 3, "it is in a state that it did not expect"),
@@ -41,7 +41,7 @@ def left_of(rank: NcclRank) -> list[str]:
 
 
 def facts_of(act: Callable[[], None]) -> list[Any]:
-    """Of the error that it raises: verdict, kind, rank, operation."""
+    """The verdict, kind, rank and operation of the error that `act` raises."""
     try:
         act()
     except fd.Error as error:
@@ -226,7 +226,7 @@ def test_a_rank_that_cannot_meet_the_others_frees_them(
 
 
 def ends_early() -> None:
-    """Whoever shuts down waits for what others need of its device."""
+    """A rank that shuts down waits until the others no longer need its device."""
     rank = NcclRank("functions")
     x = rank.array(50_000, "float32").put(bytes(200_000))
     y = rank.array(50_000, "float32")

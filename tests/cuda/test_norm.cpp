@@ -15,7 +15,7 @@ struct Stretch {
   size_t count, begin;  // elements, and those of its first tile that are before it
 };
 
-/// Of which sums differ with the order of additions.
+/// Numbers whose sums differ with the order of additions.
 Bytes numbers(DType dtype, size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   Bytes out(count * size_of(dtype));

@@ -59,7 +59,7 @@ Launch launch_of(const NvlsCase& now, uint32_t rank, const Scale& finish,
   return cuda::launch_of(kernel_name("nvls", now.dtype), job, 2, 32);
 }
 
-/// What every member is left with.
+/// Runs the case; returns the memory of the members afterwards.
 Bytes run_case(const NvlsCase& now, const std::vector<Bytes>& inputs, const Scale& finish,
                uint64_t seed) {
   const size_t bytes = now.count * size_of(now.dtype);

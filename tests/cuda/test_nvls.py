@@ -40,7 +40,7 @@ def went_by(path: str) -> None:
 
 
 def reduced(rank: NvlsRank, op: str, x: Array, hx: OnHost, **options: Any) -> None:
-    """What the host makes of it, in any order: sums of small numbers are exact."""
+    """The result is the host's, in any order: sums of small numbers are exact."""
     expected = rank.host(x.count, x.dtype)
     fd.all_reduce(hx.array, op, out=expected.array, **options)
     y = rank.array(x.shape, x.dtype)
@@ -116,7 +116,7 @@ def path_of(x: Array, op: str = "sum", **options: Any) -> str:
 
 
 def elsewhere() -> None:
-    """What the switch does not fold goes by steps, in between; asked for by name it is refused."""
+    """Operations that the switch cannot fold go by steps, in between; by name they are refused."""
     rank = NvlsRank("interface")
     x, hx = small(rank, 40_000, "float32")
     handles = []
@@ -197,7 +197,7 @@ def test_one_rank(by_nvls: Start) -> None:
 
 
 def memory_of(rank: NvlsRank) -> str:
-    """What there is of modules and mappings, and of what lies there."""
+    """The numbers of modules, mappings, and the memory and addresses that they use."""
     kinds = r"\d+ (?:module|mapping|physical|reservation)"
     return ", ".join(re.findall(kinds, rank.machine.alive()))
 
@@ -233,7 +233,7 @@ def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
     return added
 
 
-# What it was that failed: on which rank, which call, and what that rank tried then.
+# Calls that fail: the rank, the call, its number, and what that rank tried then.
 CALLS = [
     (1, "cuModuleLoadDataEx", 2, "load the kernels"),
     (0, "cuMulticastGetGranularity", 1, "ask for the size of pages that devices share"),

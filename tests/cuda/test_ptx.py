@@ -1,4 +1,4 @@
-"""What compilers make of the kernels: nvcc, and NVRTC, where they are; and that the look at it sees
+"""The code that nvcc and NVRTC (where installed) make of the kernels has no faults; check_ptx finds
 faults."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def by_nvrtc(source: Path, into: Path, *options: str) -> subprocess.CompletedPro
 
 
 def images(fatbin: bytes) -> list[tuple[str, int, bool]]:
-    """Of each: what it is, for which architecture, and whether LZ4 compressed it."""
+    """The kind of each image, its architecture, and whether LZ4 compressed it."""
     magic, _, at, size = struct.unpack_from("<IHHQ", fatbin)
     assert (magic, at + size) == (0xBA55ED50, len(fatbin))
     found = []

@@ -1,5 +1,5 @@
-"""What goes wrong while a long array of a device goes by the host in pieces: one verdict for all,
-which names the operation, and nothing is left. Ranks over the fake driver."""
+"""Failures while a long array of a device goes by the host in pieces: one verdict for all, which
+names the operation, and nothing is left. Ranks over the fake driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Start = Callable[..., World]
 
 
 def error_of(operate: Callable[[], Any], times: int = 1) -> tuple[str, int | None]:
-    """Whose traceback keeps nothing."""
+    """The verdict and rank of the error; its traceback, which would keep arrays, is dropped."""
     try:
         for _ in range(times):
             operate()
@@ -68,7 +68,7 @@ def test_a_call_of_the_driver_that_fails(in_pieces: Start, call: str, nth: int) 
 
 
 def test_the_first_copy_of_shares_that_fails(in_pieces: Start) -> None:
-    """Which begins when all have agreed."""
+    """The copy begins when all ranks have agreed."""
     one, other = how_it_went_wrong(in_pieces(2), goes_wrong, "cuMemcpyAsync", 1, "all_gather")
     assert one == other
     assert one[0].startswith("rank 1: cannot copy")
@@ -76,7 +76,7 @@ def test_the_first_copy_of_shares_that_fails(in_pieces: Start) -> None:
 
 
 def says_which() -> tuple[str | None, str | None]:
-    """Of a failure in the middle."""
+    """The operation and the tensor that a failure in the middle names."""
     rank = Rank("interface")
     x, _ = rank.pair(6 * PIECE // 4, "float32")
     let_fail(rank, "cuMemcpyAsync", 4, UNAVAILABLE)

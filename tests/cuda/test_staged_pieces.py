@@ -31,7 +31,7 @@ def counts_around(dtype: str) -> list[int]:
 
 
 def on_host(kind: str, x: OnHost, dtype: str, **options: Any) -> bytes:
-    """What has to come."""
+    """The expected result, made on the host."""
     out = OnHost(bytes(len(x.get())), dtype)
     gets = kind != "reduce" or fd.rank() == options["root"]
     fd.world().run(kind, x.array, out.array if gets else None, **options)
@@ -140,7 +140,7 @@ def of_shares() -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_shares_of_each_rank(in_pieces: Start, size: int) -> None:
-    """Of four more is copied back than comes: what is to leave lags behind."""
+    """With four ranks more is copied back than comes in, so copies back lag behind."""
     for copies in in_pieces(size, FAKE_CUDA_JITTER="9").run(of_shares):
         per_piece = 1 + size
         assert copies[:2] == [2, 2 * per_piece], "of each piece its own share, and all of them"
@@ -175,7 +175,7 @@ def test_shares_of_which_some_lie_on_the_host(in_pieces: Start, by_steps: Start)
 
 
 def mixed() -> None:
-    """Whoever has an array on the host cuts it as the others do, if one has it on a device."""
+    """A rank with its array on the host cuts it as the others do, if one has it on a device."""
     rank = Rank()
     count = 5 * PIECE // 8 + 1
     for repeated in range(2):
@@ -252,7 +252,7 @@ def test_many_in_flight(in_pieces: Start) -> None:
 
 
 def test_by_name(in_pieces: Start) -> None:
-    """Of one rank's some lie on the host."""
+    """Some of one rank's arrays lie on the host."""
     assert in_pieces(3, FAKE_CUDA_JITTER="3").run(in_any_order, "both") == [0, 0, 0]
 
 
@@ -285,7 +285,7 @@ def test_an_array_that_is_longer_than_the_arena(start: Start) -> None:
 
 
 def grows() -> None:
-    """What shorter arrays have left lies idle, and leaves too little room beside it."""
+    """The blocks of shorter arrays lie idle, and leave too little room beside them."""
     rank = Rank()
     for megabytes in (6, 8):
         x, _ = rank.pair(megabytes << 20, "uint8")

@@ -63,7 +63,7 @@ TEST(step_exchange_orders_ranks_by_flags_alone) {
   }
 }
 
-/// Who waits for room in a stream sleeps, in the middle of an operation, too.
+/// A thread that waits for room in a stream sleeps, in the middle of an operation, too.
 TEST(step_exchange_rings_before_an_operation_ends) {
   constexpr int kSize = 2;
   StepRanks ranks(kSize);
@@ -220,7 +220,7 @@ TEST(step_exchange_tells_when_its_operations_ran) {
 }
 
 TEST(step_exchange_leaves_no_stream_waiting_for_a_rank_that_does_not_come) {
-  // What drains is read while it may still be written: by design, since nobody uses it any more.
+  // A collective that drains may read what is being written: by design, since nobody uses it.
   if (testing::kThreadSanitizer) return;
   StepRanks ranks(2);
   StepRank &here = ranks.all[0], &late = ranks.all[1];
@@ -296,7 +296,7 @@ struct Found {
   std::vector<std::string> contents;
 };
 
-/// What each rank maps is a file with its owner's number.
+/// Each rank's bucket is a file with its owner's number, which the others map.
 std::vector<Found> meet(int size, int refuses, int cannot_map) {
   constexpr size_t kArena = 1 << 20;
   const std::vector<Host> hosts = hosts_in_process(size, kArena);

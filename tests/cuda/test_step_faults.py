@@ -1,4 +1,4 @@
-"""What goes wrong while collectives go by steps is one verdict for all ranks; and no stream is left
+"""A failure while collectives go by steps is one verdict for all ranks; and no stream is left
 waiting for a rank that does not come. Ranks over the fake driver."""
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def sums(x: Array, y: Array) -> None:
 
 
 def runs_ahead() -> tuple[float, str]:
-    """Of a device that does nothing on rank 1, until the others' streams are nearly full."""
+    """Rank 1's device does nothing, until the others' streams are nearly full."""
     rank, x, y = after_one(50_000)
     if fd.rank() == 1:
         rank.machine.control.configure(b"stream_room", b"5000")
@@ -123,7 +123,7 @@ def test_ranks_that_have_run_ahead_hear_of_one_that_is_killed(by_steps: Start) -
 
 
 class Element:
-    """Of an array."""
+    """One element of an array."""
 
     def __init__(self, array: Array, index: int) -> None:
         said = interface_of(array)
@@ -248,7 +248,7 @@ def test_a_device_that_is_lost(by_steps: Start) -> None:
 
 
 def ends_early() -> None:
-    """Whoever shuts down waits for what others need of its device."""
+    """A rank that shuts down waits until the others no longer need its device."""
     rank = Rank("functions")
     x, on_host = rank.pair(50_000, "float32")
     fd.all_reduce(on_host.array, out=on_host.array)
@@ -370,7 +370,7 @@ def test_a_rank_that_ends_with_a_handle_or_a_group(by_steps: Start, kept: str) -
 
 
 def ends_before_the_other(kept: str) -> tuple[str, str]:
-    """Which is killed then, and whose device has not come by. Its own stream waits for nobody."""
+    """Rank 1, whose device is late, is then killed. The stream of rank 0 waits for no rank."""
     rank, x, y = after_one(50_000)
     rank.machine.control.hold(fd.rank() == 1)
     handle = fd.all_reduce(x, out=y, async_op=True)

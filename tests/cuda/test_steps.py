@@ -58,8 +58,8 @@ def test_every_collective(by_steps: Start, size: int) -> None:
 
 
 def at_a_root() -> None:
-    """What one rank alone has, or gets, also in unequal shares, of which one is empty. Inputs are
-    overwritten behind wait(), by ranks that have no result, too."""
+    """One rank alone has the input, or gets the output, also in unequal shares, of which one is
+    empty. Inputs are overwritten after wait(), also by ranks that have no result."""
     rank = Rank("functions")
     p, r, dtype = fd.size(), fd.rank(), "int16"
     counts = [40_000 * i + 3 * (i > 0) for i in range(p)]
@@ -166,7 +166,7 @@ def test_many_arrays_by_one_kernel(by_steps: Start) -> None:
 
 
 def test_some_arrays_on_the_host_some_on_devices(by_steps: Start) -> None:
-    """What ranks agree on says so, and all of them go by the host."""
+    """The agreement of ranks says where arrays lie, and all ranks go by the host."""
     by_steps(3).run(by, "step", "mixed")
 
 
@@ -277,7 +277,7 @@ def one_has_no_bucket(call: str, nth: int) -> list[str]:
     return []
 
 
-# What a rank calls for its bucket and for those of others.
+# Calls that a rank makes for its bucket and for those of others.
 NEEDED = [
     "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncLoad", "cuFuncGetAttribute",
     "cuFuncGetParamInfo", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve",
@@ -322,7 +322,7 @@ def sees_its_own_device(out_of_reach: str = "") -> tuple[list[str], str]:
     return ways, why
 
 
-# Of small arrays, and of larger ones.
+# The paths of small arrays, and of larger ones.
 ALONE = {"step": ("step", "step"), "spin": ("spin", "step"), "lanes": ("lanes", "lanes")}
 
 
@@ -340,7 +340,7 @@ def test_each_rank_sees_its_own_device_alone(
 
 @pytest.mark.parametrize("virtual_memory", ["1", "0"])
 def test_a_device_that_is_not_seen_is_out_of_reach(by_steps: Start, virtual_memory: str) -> None:
-    """Of one rank: then all go by the host, and hear why."""
+    """One rank's device is enough: then all go by the host, and learn why."""
     env = {"FAKE_CUDA_DEVICES": "3", "FAKE_CUDA_VIRTUAL_MEMORY": virtual_memory}
     for ways, why in by_steps(3, **env).run(sees_its_own_device, "1"):
         assert "step" not in ways
@@ -369,7 +369,7 @@ def test_a_rank_that_cannot_open_an_older_handle(by_steps: Start) -> None:
 
 
 def one_has_older_handles_alone() -> None:
-    """Which the others open; but it cannot map what they give."""
+    """The others open its handles, but it cannot map theirs."""
     rank = Rank()
     if fd.rank() == 1:
         rank.machine.control.configure(b"virtual_memory", b"0")
@@ -387,7 +387,7 @@ def test_one_rank_has_older_handles_alone(by_steps: Start) -> None:
 
 
 def ends_before_the_others() -> None:
-    """What others have open stays until they end; and is gone when it is looked for again."""
+    """Memory that others have open stays until they end; a later lookup does not find it."""
     rank = Rank()
 
     def add() -> None:
@@ -476,7 +476,7 @@ def test_a_rank_that_sleeps_is_woken_by_the_oldest_of_its_operations(by_steps: S
 
 
 def calls_of_a_one_shot() -> list[str]:
-    """What one that follows others asks of the driver once its arrays are looked at."""
+    """The driver calls of a one-shot that follows others, after its arrays were looked up."""
     rank = Rank("functions")
     x, _ = rank.pair(1000, "float32")
     y = rank.array(1000, "float32")
@@ -551,7 +551,7 @@ def test_the_stream_that_is_current_in_wait(by_steps: Start) -> None:
 
 
 def one_after_the_other() -> None:
-    """Of which each takes what the one before it has left, without a wait between them."""
+    """Each operation takes the result of the one before it, without a wait between them."""
     rank = Rank("interface")
     x, on_host = rank.pair(40_000, "int64")
     handles = [fd.all_reduce(x, out=x, async_op=True) for _ in range(4)]

@@ -132,8 +132,8 @@ NORMS = 12  # a square root hides many a difference
 
 
 def norms(kind: float) -> tuple[list[float], list[float], int]:
-    """Of the same training on the host and on the device: many parameters in one bucket, whose
-    gradients in the last step are no numbers. And what was launched."""
+    """Norms of the same training on the host and on the device, and the number of launches. Many
+    parameters are in one bucket; their gradients in the last step are not finite."""
     rank = Rank()
     tensors = Tensors(rank)
     found: list[list[float]] = []

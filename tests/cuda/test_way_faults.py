@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed(by_steps: Start, way: str) -> None:
 
 
 def blamed_for(world: World, late: tuple[int, ...], how: str, path: str, count: int) -> str:
-    """What all say, where these ranks' devices are late."""
+    """The verdict of all ranks, if these ranks' devices are late."""
     world.start(waits_for, late, how, path, count, 1.0)
     world.hear_all()
     for rank in late:

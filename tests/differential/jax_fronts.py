@@ -305,7 +305,7 @@ COLUMNS: dict[str, list[str]] = {
 
 
 def fits(program: Program) -> bool:
-    """What JAX alone can train."""
+    """Whether JAX alone can train the program."""
     has = dict(program.values)
     # An accumulated infinity stays, and clipping makes all gradients infinite.
     return not (has["optimizer"] == "finite" and has["accumulate"] == "inside")

@@ -51,7 +51,7 @@ class Setting:
         return logs
 
     def of_all_ranks(self, value: float) -> float:
-        """Of a number that no callback averages."""
+        """The value over all ranks, for a number that no callback averages."""
         return value
 
 
@@ -237,7 +237,7 @@ def train(setting: Setting) -> Result:
 
 
 def fitted(setting: Setting, model: Any, epochs: range) -> list[float]:
-    """What fit() says of these epochs."""
+    """The logs of fit() for these epochs, as one list."""
     program = setting.program
     chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
     history = model.fit(
@@ -337,7 +337,7 @@ COLUMNS: dict[str, list[str]] = {
 
 
 def fits(program: Program, backend: str) -> bool:
-    """What Keras alone can train."""
+    """Whether Keras alone can train the program."""
     has = dict(program.values)
     model, weights = has["model"], has["weights"]
     if model in parts.TWO_OPTIMIZERS and (
@@ -351,7 +351,7 @@ def fits(program: Program, backend: str) -> bool:
     # They compare classes: of two columns, and of targets with one axis for samples.
     if has["metrics"] in parts.OF_TWO_COLUMNS and model in ("outputs", "masked"):
         return False
-    # Of classes there is one target.
+    # Class weights need a single target.
     if weights == "classes" and model in ("outputs", "masked"):
         return False
     # There is nothing to weigh but the one number.
@@ -371,7 +371,7 @@ def fits(program: Program, backend: str) -> bool:
 
 
 def horovod_fits(program: Program, backend: str) -> bool:
-    """It averages over ranks whatever each of them has computed."""
+    """Horovod averages the results of ranks, however each of them was computed."""
     has = dict(program.values)
     if has["model"] in ("batch_norm", "masked") or has["batches"] not in ("even", "short"):
         return False
@@ -379,7 +379,7 @@ def horovod_fits(program: Program, backend: str) -> bool:
         return False
     if has["metrics"] not in ("none", "mean", "accuracy"):
         return False
-    # Of a sum every rank adds what is no sum over samples.
+    # With a loss that is a sum, every rank adds the terms that are not sums over samples.
     if has["loss"] == "sum" and has["model"] in ("tied", "add_loss"):
         return False
     if has["loss"] == "sum" and has["options"] == "predivide":

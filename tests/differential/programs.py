@@ -51,7 +51,7 @@ class Front:
 
 @dataclass
 class Result:
-    """What a program has computed: weights by name before and after, and the losses it was told."""
+    """The results of a program: weights by name before and after, and the losses that it got."""
 
     before: dict[str, np.ndarray]
     after: dict[str, np.ndarray]
@@ -81,7 +81,7 @@ def singles(name: str, front: Front) -> Iterator[Program]:
 
 
 def read(text: str, fronts: Mapping[str, Front]) -> Program:
-    """What str() of a program has printed; columns that are left out have their plain value."""
+    """The program that str() has printed; columns that are left out have their plain value."""
     given = dict(word.split("=", 1) for word in text.split())
     name = given.pop("front")
     table = fronts[name].table
@@ -160,13 +160,13 @@ def rows_of(rank: int, size: int, count: int = BATCH) -> slice:
 
 # ---- comparison ----
 
-# Of the largest change of the same parameter: a factor of R or a local gradient is off by a third
+# Relative to the parameter's largest change: a factor of R or a local gradient is off by a third
 # and more, the order of sums by 1e-6.
 TOLERANCE: dict[str, float] = {"float32": 1e-3, "scaler": 1e-3}
 
 
 def difference(serial: Result, parallel: Result, tolerance: float) -> str | None:
-    """What differs, in one line; None if nothing does."""
+    """The first difference, in one line; None if there is none."""
     if serial.after.keys() != parallel.after.keys():
         return f"parameters {sorted(parallel.after)}, not {sorted(serial.after)}"
     for name, right in serial.after.items():
@@ -188,7 +188,7 @@ def difference(serial: Result, parallel: Result, tolerance: float) -> str | None
 
 
 def same_bits(results: Sequence[Result]) -> str | None:
-    """What differs between ranks."""
+    """The first difference between ranks; None if there is none."""
     first, *others = results
     for rank, other in enumerate(others, 1):
         for name, value in first.after.items():

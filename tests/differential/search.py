@@ -99,7 +99,7 @@ class Runner:
         raise Fault("not refused by one sentence\n  " + "\n  ".join(told))
 
     def _outcomes(self, program: Program, size: int) -> list[Outcome]:
-        """Of 0 ranks: alone, without farandole."""
+        """The outcomes of the ranks. `size` 0: one process, without farandole."""
         world = self._world(program.front, size)
         world.start(train, str(program), size > 0)
         try:

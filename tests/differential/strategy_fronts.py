@@ -122,7 +122,7 @@ def groups_of(program: Program, model: Any) -> list[list[Any]]:
 
 
 def loss_in_loop(program: Program, each: Any, weights: Any) -> Any:
-    """Of each sample's loss the replica's share, as TensorFlow's guide has it."""
+    """The replica's share of the loss, from each sample's loss, as in TensorFlow's guide."""
     import tensorflow as tf
 
     kind = program["loss"]
@@ -271,7 +271,7 @@ def loop_fits(program: Program) -> bool:
     # Replicas share such a loss equally, however many samples they have.
     if has["model"] == "add_loss" and not even:
         return False
-    # What Keras clips is each replica's, by design.
+    # Keras clips each replica's gradients by themselves, by design.
     if "clip" in has["optimizer"]:
         return False
     # The loss is scaled by one optimizer.

@@ -1,5 +1,4 @@
-"""What PyTorch programs are made of: models, losses, optimizers, and what programs do to gradients
-and to weights."""
+"""Parts of PyTorch programs: models, losses, optimizers, and changes to gradients and weights."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""An elastic program for tests: what it computes is the same, whatever becomes of its ranks.
+"""An elastic program for tests. It computes the same value, even if ranks die or join.
 
     python elastic_program.py [STEPS [SIZE]] [WHERE:WORKER:WORLD …]
 
-It takes so many steps, and more until its world has SIZE ranks. The worker of that number dies in
-that world: at the second `step`, in the midst of `sync`, or while the ranks `meet` (those of
-several hosts) or `open` their world; or it kills the `agent` of its host. Everyone who comes to the
-end prints 'done STEPS VALUE'.
+It takes STEPS steps, and more until its world has SIZE ranks. WORKER dies in WORLD: at its second
+`step`, in the midst of `sync`, or while the ranks `meet` (those of several hosts) or `open` their
+world; or it kills the `agent` of its host. Each worker that comes to the end prints
+'done STEPS VALUE'.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farandole.common._worlds import Framework
 from farandole.common.elastic import ObjectState, run_fn
 
 SAMPLES = 60
-ARGUMENTS = sys.argv[1:] if __name__ == "__main__" else []  # a test's are pytest's
+ARGUMENTS = sys.argv[1:] if __name__ == "__main__" else []  # in a test they would be pytest's
 FAULTS = [fault.split(":") for fault in ARGUMENTS if ":" in fault]
 NUMBERS = [int(number) for number in ARGUMENTS if ":" not in number]
 STEPS, SIZE = [*NUMBERS, 10, 0][:2] if len(NUMBERS) != 1 else [NUMBERS[0], 0]
@@ -40,7 +40,7 @@ def after(value: int, whole: int) -> int:
 
 
 def serial(steps: int) -> int:
-    """What it is after so many steps, on any ranks."""
+    """The value after that many steps, on any number of ranks."""
     value = 0
     for step in range(steps):
         value = after(value, contribution(step, range(SAMPLES)))
@@ -75,7 +75,7 @@ def train(state: Any) -> None:
     print(f"world {_elastic.world()}: rank {fd.rank()} of {fd.size()} at {state.step}", flush=True)
     taken = 0
     while state.step < STEPS or fd.size() < SIZE:
-        state.value *= 3  # the half of a step, which restore() takes back
+        state.value *= 3  # half of a step, which restore() undoes
         taken += 1
         if taken == 2:
             die_if_due("step")

@@ -1,10 +1,10 @@
-"""A training with PyTorch, for tests: what it comes to is the same, whatever becomes of its ranks.
+"""A training with PyTorch, for tests. Its results are the same, even if ranks die or join.
 
     python elastic_training.py RANKS
 
-Three trainings, one after the other, each of which loses a rank of world 1, 3 or 5, and then waits
-until its world has RANKS ranks again. Everyone who comes to the end prints as JSON what it has.
-Without RANKS nobody is lost.
+Three trainings, one after the other. Each loses a rank, of world 1, 3 or 5, and then waits until
+its world has RANKS ranks again. Each rank that comes to the end prints its results as JSON.
+Without RANKS no rank is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def die_if_due(rank: int, world: int) -> None:
 
 
 def wait_for_others(state: Any) -> None:
-    """All ranks leave the world here when another one has come."""
+    """Waits until a new worker has come. Then all ranks leave the world here."""
     while hvd.size() < RANKS:
         time.sleep(0.01)
         state.check_host_updates()
@@ -60,7 +60,7 @@ def weights_of(model: nn.Module) -> list[float]:
 
 
 def serial() -> list[float]:
-    """What one process comes to."""
+    """The weights after the same steps in one process."""
     model = model_of(0)
     optimizer = optimizer_of(model)
     for step in range(STEPS):
@@ -122,7 +122,7 @@ def train_as_one(state: Any) -> None:
 
 
 def bits_of_any_number() -> tuple[list[float], list[float]]:
-    """Losses and weights in a world where nobody is lost."""
+    """Losses and weights in a world that loses no rank."""
     hvd.init()
     model, optimizer, batches = whole()
     state = hvd.elastic.TorchState(
@@ -136,7 +136,7 @@ def bits_of_any_number() -> tuple[list[float], list[float]]:
 
 
 def count_samples(state: Any) -> None:
-    """How often each was processed, by whoever it was."""
+    """Counts how often each sample was processed, over all ranks."""
     loader = torch.utils.data.DataLoader(range(SAMPLES), 2, sampler=state.sampler)  # type: ignore[arg-type]
     while state.sampler.epoch < 2:
         for i, mine in enumerate(loader):
@@ -157,7 +157,7 @@ def count_samples(state: Any) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
-    model = model_of(int(os.environ["FARANDOLE_WORKER"]))  # rank 0's counts
+    model = model_of(int(os.environ["FARANDOLE_WORKER"]))  # seeds differ: rank 0's weights count
     optimizer = hvd.DistributedOptimizer(optimizer_of(model), model.named_parameters(), op=hvd.Sum)
     second, second_optimizer, batches = whole()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))

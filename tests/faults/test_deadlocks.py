@@ -1,4 +1,4 @@
-"""Ranks that wait for each other: who is told what, and when it is the end."""
+"""Ranks that wait for each other: warnings, and the error that ends a deadlock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_two_groups() -> None:
 
 
 def in_a_ring_of_groups() -> None:
-    """Of three ranks, each two of which have a group: every rank begins with the one after it."""
+    """Three ranks, with a group for each pair. Each rank waits for the next one in their group."""
     pairs = {}
     for a in range(3):
         b = (a + 1) % 3
@@ -107,7 +107,7 @@ def test_a_circle_over_hosts_ends_in_the_same_way(spawn: Spawn, which: str, host
 
 
 def late_over_hosts() -> float:
-    """As `late_in_another_thread`, where nobody is called blocked before 3 s."""
+    """As `late_in_another_thread`, but over hosts, where no rank counts as blocked before 3 s."""
     return late_in_another_thread(daemon=False, pause=5.0)
 
 
@@ -129,7 +129,7 @@ def test_a_deadlock_names_what_each_rank_waits_in(spawn: Spawn) -> None:
 
 
 def two_of_three() -> str:
-    """Ranks 0 and 1 are in a circle of two groups of theirs; rank 2 has nothing to do with it."""
+    """Ranks 0 and 1 deadlock in two groups of theirs, to which rank 2 does not belong."""
     fd.init()
     groups = [fd.split(0 if fd.rank() < 2 else None) for _ in range(2)]
     if fd.rank() < 2:
@@ -150,7 +150,7 @@ def test_a_deadlock_fails_only_the_groups_that_are_in_it(spawn: Spawn) -> None:
     assert [o.value for o in world.outcomes()] == ["alive"] * 3
 
 
-# ---- what is none ----
+# ---- waits that are no deadlock ----
 
 
 def late_in_another_thread(daemon: bool, pause: float = LONG) -> float:
@@ -181,12 +181,12 @@ def test_a_thread_that_comes_late_is_waited_for(spawn: Spawn, daemon: bool) -> N
 
 
 def waits_with_a_deadline() -> str:
-    """A wait that gives up is none for ever."""
+    """Each rank waits in a cycle, but with a timeout, so it is no deadlock."""
     fd.init()
     groups = [fd.split(0), fd.split(0)]
     here, there = groups[fd.rank()], groups[1 - fd.rank()]
     handle = fd.all_reduce(np.ones(3), group=here, async_op=True)
-    with contextlib.suppress(TimeoutError):  # of the first to give up: it serves the other
+    with contextlib.suppress(TimeoutError):  # the first to give up then serves the other
         handle.wait(timeout=LONG)
     fd.all_reduce(np.ones(3), group=there)
     handle.wait()
@@ -200,11 +200,11 @@ def test_a_wait_that_gives_up_is_no_deadlock(spawn: Spawn) -> None:
 
 
 def one_is_elsewhere(how: str) -> str:
-    """Rank 0 is in no call: it reads, sleeps or computes; rank 1 waits for it by name and plainly,
-    in two threads."""
+    """Rank 0 is in no call: it reads, sleeps or computes. Two threads of rank 1 wait for it, one in
+    a named operation and one in a barrier."""
     fd.init()
     if fd.rank() == 1:
-        time.sleep(0.5)  # rank 0 shows that it waits; soon it must not be told of that any more
+        time.sleep(0.5)  # rank 0 reports that it waits; soon that must no longer count
     fd.barrier()
     harness.tell("there")
     if fd.rank() == 0:
@@ -226,7 +226,7 @@ def one_is_elsewhere(how: str) -> str:
 
 @pytest.mark.parametrize("how", ["reads", "sleeps", "computes"])
 def test_a_rank_in_no_call_is_told_by_its_line(spawn: Spawn, how: str) -> None:
-    # On a busy machine, too, rank 0 is in its read, and has shown that, before it is told of.
+    # Even on a busy machine, rank 0 has reported that it is in its read before the warning comes.
     world = spawn(2, env={"FARANDOLE_WARN_AFTER": "1"} if how == "reads" else SOON)
     world.start(one_is_elsewhere, how)
     world.hear_all()

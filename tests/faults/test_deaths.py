@@ -59,7 +59,7 @@ def repeat_error(call: Callable[[], Any]) -> None:
 
 
 def all_die_inside(how_many: int, count: int) -> None:
-    """Operations one after the other, until somebody is killed."""
+    """Runs operations one after the other, until a rank is killed."""
     fd.init()
     x = np.ones(count, np.float32)
     for i in range(how_many):

@@ -1,4 +1,4 @@
-"""`farandole run --min-np`: ranks are lost and come, and the result is that of no fault."""
+"""`farandole run --min-np`: ranks die and join, and the result is the same as without faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_serial(done: subprocess.CompletedProcess[str], ranks: int, steps: int
 
 
 def worlds(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The workers of each world, as the launcher says."""
+    """The workers of each world, as the launcher prints them."""
     lines = [line.removeprefix("farandole: world ") for line in done.stderr.splitlines()]
     return [line.partition(": ")[2] for line in lines if line[:1].isdigit()]
 
@@ -214,7 +214,7 @@ def test_who_has_come_to_the_end_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_not_waited_for_and_is_no_end_of_training() -> None:
-    """Its process takes a while to end: there are two again when another one has come."""
+    """Its process takes a while to end, so two ranks meet again only when a new worker has come."""
     script = """if True:
         import atexit, time, farandole as fd
         from farandole import _elastic, _world
@@ -238,7 +238,7 @@ def test_a_rank_that_fails_is_not_waited_for_and_is_no_end_of_training() -> None
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_who_fails_after_training_fails_the_job(who: int) -> None:
-    """Whether it is the last one to end, or not."""
+    """It need not be the last rank to end."""
     script = f"""if True:
         import os, time, farandole as fd
         from farandole import _world
@@ -312,7 +312,7 @@ def test_what_a_worker_starts_is_no_worker() -> None:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Path:
-    """What the script beside it says of hosts."""
+    """The file of hosts that the discovery script beside it prints."""
     listed, script = tmp_path / "hosts", tmp_path / "discover"
     script.write_text(f"#!/bin/sh\ncat {listed}\n")
     script.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Trainings under `farandole run --min-np`: ranks are lost and come in the midst of them."""
+"""Trainings under `farandole run --min-np`, while ranks die and join."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(name: str, *packages: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ends() -> list[dict[str, Any]]:
-    """What each of three ranks has, after a job that has lost three and taken in three."""
+    """The results of the last three ranks of a job that lost three workers and took in three."""
     command = [*program("elastic_training.py", "torch"), "3"]
     done = launch(3, command, "--min-np=2", *QUICK)
     print(done.stderr)
@@ -64,7 +64,7 @@ def test_logical_ranks_give_the_bits_of_a_job_that_loses_nobody(
 
 
 def test_each_sample_of_an_epoch_is_processed_once(ends: list[dict[str, Any]]) -> None:
-    """As far as it has left a trace: what a lost rank's peers go back behind is processed again."""
+    """Counts exclude steps that were undone, whose samples are processed again."""
     assert ends[0]["counts"] == [2] * 60
 
 

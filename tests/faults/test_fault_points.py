@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 Spawn = Callable[..., World]
 BLOCK = testing.limits()["block of cico"]  # elements: some blocks
 
-POINTS = {  # operations that come by the point
+POINTS = {  # operations that pass the point
     "stream.post": [("all_reduce", 10, False), ("all_reduce", 1000, False), ("barrier", 0, False),
                     ("all_reduce", 10 * BLOCK, False), ("all_gather", 10 * BLOCK, False)],
     "mapped.write": [("all_reduce", 1000, True), ("all_reduce", 10 * BLOCK, True),
@@ -47,8 +47,8 @@ CASES = [
 
 
 def variables(point: str, fault: str) -> dict[str, str]:
-    """What makes a rank fail there: callers' memory is staged without CMA alone, and a host's ranks
-    run a schedule when they are told to."""
+    """Environment in which a rank fails at the point. Callers' memory is staged only without CMA,
+    and the ranks of one host run a schedule only if a setting asks for it."""
     values = {"FARANDOLE_FAULT": fault, "FARANDOLE_CMA": "0" if point.startswith("cico") else "1"}
     if point in ("put.write", "lane.move"):
         values |= {"FARANDOLE_ALGORITHM": "ring", "FARANDOLE_LEVEL": "fast"}
@@ -56,7 +56,7 @@ def variables(point: str, fault: str) -> dict[str, str]:
 
 
 def operate(kind: str, count: int, ours: bool) -> None:
-    """Three operations; the fault comes in one of them. Whoever survives meets at the barrier."""
+    """Runs three operations, in one of which the fault occurs. Survivors meet at the barrier."""
     fd.init()
     x = fd.allocate(count) if ours else np.ones(count, np.float32)
     out = x if kind != "gather" else fd.allocate(count * fd.size()) if fd.rank() == 0 else None
@@ -96,7 +96,7 @@ def memory_is_left(count: int, ours: bool) -> tuple[str, bool]:
         fd.all_reduce(x, out=x)
     except fd.Error as caught:
         error = f"{type(caught).__name__} {caught.rank}"
-    # The memory is this rank's own again: nobody may write to it now.
+    # The memory is this rank's own again: no other rank may write to it now.
     x[:] = 7
     harness.tell("out")
     assert harness.listen() == "look"
@@ -114,7 +114,7 @@ def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
     survivors = [r for r in range(size) if r != 1]
     world.start(memory_is_left, 50_000, point != "cma.write")
     world.hear_all(survivors)
-    # It was inside, so the survivors have killed it; continuing it brings nothing back.
+    # It stopped inside their memory, so the survivors have killed it: SIGCONT cannot revive it.
     assert world.died(1), world.report()
     assert any("killing it" in world.output(r) for r in survivors)
     for r in survivors:
@@ -126,7 +126,7 @@ def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
         assert untouched, "the memory changed after the call had returned"
 
 
-STOPS = [  # where a rank stops while data move, and an operation that comes by there
+STOPS = [  # points while data move, and an operation that passes each
     ("one_shot.show", "all_reduce", 6_000, False), ("mapped.write", "all_reduce", 50_000, True),
     ("cma.write", "all_reduce", 50_000, False), ("cma.fetch", "all_gather", 40_000, False),
     ("cico.publish", "broadcast", 10 * BLOCK, False),
@@ -139,7 +139,7 @@ STOPS = [  # where a rank stops while data move, and an operation that comes by 
 def stop_while_data_move(
     spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool, timeout: str
 ) -> tuple[World, int, list[int]]:
-    """A world in an operation in which one rank has stopped, that rank, and the others."""
+    """A world in an operation in which one rank stops, that rank, and the others."""
     victim = 0 if kind == "broadcast" else size // 2
     env = variables(point, f"rank={victim},at={point}#1,do=sigstop")
     env |= {"FARANDOLE_WARN_AFTER": "0.6", "FARANDOLE_TIMEOUT": timeout}
@@ -182,7 +182,7 @@ def test_a_warning_names_the_rank_that_stops_while_data_move(
     warned: list[str] = []
 
     def hear() -> list[str]:
-        """Where a core is shared, ranks may also wait for one that has not come there yet."""
+        """Ranks that share a core may also wait for one that has not yet reached the operation."""
         warned[:] = [text for text in map(world.output, survivors) if "for data" in text]
         return warned
 
@@ -220,7 +220,8 @@ def test_a_slow_rank_hears_of_the_difference_though_a_fast_one_has_given_up(
 
 
 def update_until_death(count: int) -> tuple[str, int | None, bool]:
-    """Ten updates that each take 1 from every element; what they leave behind."""
+    """Ten updates that each subtract 1 from every element. Returns the error, the rank that it
+    names, and whether every element has its old or its new value."""
     fd.init()
     update = _core.ShardedUpdate(
         world_group(), [("w", count, "float32")], [0], "sgd", 0,

@@ -1,4 +1,4 @@
-"""Children forked from a rank: refused, harmless, and no hindrance to seeing the parent's death."""
+"""Children forked from a rank: calls are refused, and the parent's death is still seen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Spawn = Callable[..., World]
 
 
 def in_a_child(work: Callable[[], str]) -> str:
-    """What `work` gives in a forked child, or how the child ended."""
+    """The result of `work` in a forked child, or how the child ended."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -192,7 +192,7 @@ def start_posix_spawn() -> int:
 
 
 def start_fork() -> int:
-    """With a Python function between fork and exec there can be no vfork."""
+    """A Python function between fork and exec rules out vfork."""
     return subprocess.Popen(["sleep", "60"], close_fds=False, preexec_fn=lambda: None).pid
 
 
@@ -200,17 +200,17 @@ STARTS = {"popen": start_popen, "posix_spawn": start_posix_spawn, "fork": start_
 
 
 def of_ours(process: int) -> list[str]:
-    """What a process has of an engine: open files, mapped memory."""
+    """The open files and mapped memory of an engine that a process has."""
     files = []
     for link in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the open folder itself, in one's own
+        with suppress(FileNotFoundError):  # the descriptor of this folder, in the caller's own
             files.append(str(link.readlink()))
     maps = Path(f"/proc/{process}/maps").read_text().splitlines()
     return [line for line in files + maps if "farandole" in line or "[pidfd]" in line]
 
 
 def await_exec(child: int) -> None:
-    """posix_spawn and vfork return after it; fork may before."""
+    """Waits for the child's exec. posix_spawn and vfork return after it, fork maybe before."""
     deadline = time.monotonic() + 30
     while not Path(f"/proc/{child}/cmdline").read_text().startswith("sleep"):
         assert time.monotonic() < deadline
@@ -263,7 +263,7 @@ def test_a_program_that_outlives_its_rank_does_not_hide_its_death(spawn: Spawn, 
 
 
 def starts_many() -> None:
-    """Programs, and children that never come to a program, while operations run."""
+    """Starts programs, and children whose exec fails, while operations run."""
     fd.init()
     for step in range(30):
         handle = fd.all_reduce(np.full(50_000, step), async_op=True)
@@ -297,7 +297,7 @@ def test_worker_processes_beside_training(spawn: Spawn) -> None:
 
 
 def starts_after_fork() -> str:
-    """What is forked before init, or after shutdown, is a process like any other."""
+    """A child that is forked before init or after shutdown is a process like any other."""
     fd.init()
     fd.shutdown()
 

@@ -1,4 +1,4 @@
-"""Several hosts: one verdict for all, and bad input is refused on every rank."""
+"""Several hosts: all ranks report the same error, and each refuses bad input."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_is_named(spawn: Spawn, who: int) -> None:
 
 
 def last_words(times: int) -> None:
-    """Whoever is done leaves, though others still take their part of the last operation."""
+    """A rank that is done leaves, while others still receive data of the last operation."""
     for _ in range(times):
         fd.init()
         x = np.ones(200_003)
@@ -116,7 +116,7 @@ def talks_nonsense(who: int) -> None:
 
 
 def control_connections() -> list[socket.socket]:
-    """Before the first operation there are no others."""
+    """This rank's TCP connections. Before the first operation they are all for control."""
     found = []
     for file in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
@@ -242,12 +242,12 @@ def test_a_rank_without_a_secret_knocks(spawn: Spawn) -> None:
     assert_a_stranger_is_named(world)
 
 
-# Nobody waits so long: the test's own limit is shorter.
+# No rank waits this long: the test's own limit is shorter.
 PATIENT: dict[str, str | None] = {"FARANDOLE_START_TIMEOUT": "3600"}
 
 
 def test_ranks_of_two_jobs_are_told_at_once(spawn: Spawn) -> None:
-    """Also before the last one has come, which is told as well."""
+    """They fail before the last rank has come, and so does that one when it comes."""
     each: list[dict[str, str | None]] = [{"FARANDOLE_RUN_ID": name} for name in ("b", "a", None)]
     world = spawn(3, env=split("1,1,1") | PATIENT, each=each)
     world.start(fd.init, ranks=[0, 1])
@@ -349,7 +349,7 @@ def test_hosts_with_different_pythons_are_refused_on_every_rank(spawn: Spawn) ->
 
 
 def is_unreachable(who: int) -> None:
-    """Rank `who` says that it listens where nobody does."""
+    """Rank `who` announces an address at which no process listens."""
     if os.environ["RANK"] == str(who):
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             address = _core.tcp_address(nobody.fileno())
@@ -358,7 +358,7 @@ def is_unreachable(who: int) -> None:
 
 
 def test_an_unreachable_rank_is_told_to_all(spawn: Spawn) -> None:
-    """Also to rank 2, which reaches both."""
+    """Rank 2 reaches both, and fails too."""
     world = spawn(3, env=split("1,1,1") | PATIENT)
     world.start(is_unreachable, 1)
     outcomes = world.outcomes()
@@ -413,7 +413,7 @@ def test_a_rank_that_stands_still_while_others_connect_is_named(spawn: Spawn, wh
     world.start(stands_still_after_it_has_met, who)
     for o in world.outcomes([r for r in range(3) if r != who]):
         assert o.error == "RendezvousError", o.trace
-        # Its own deadline, or the word of one whose deadline came first.
+        # By its own deadline, or by that of a rank whose deadline came first.
         assert f"ranks on other hosts did not connect: {who}" in o.text
 
 
@@ -448,7 +448,7 @@ def test_ranks_that_join_different_worlds_are_told(spawn: Spawn) -> None:
     world.start(waits_for_others)
     first, second = world.outcomes()
     assert first.error == second.error == "RendezvousError"
-    # One of the two receives, and misses the other, who may have its place afterwards.
+    # One of the two gathers the ranks and misses the other, which may take its place afterwards.
     assert any("1 of 2 ranks arrived" in o.text for o in (first, second))
 
 

@@ -1,4 +1,4 @@
-"""`farandole run` with small scripts as ranks: output, exit codes, signals, and who survives."""
+"""`farandole run` with small scripts as ranks: output, exit codes, signals, and cleanup."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Running:
 
 
 def marked(mark: str) -> list[int]:
-    """All processes, wherever they hang in the tree, that carry the mark in their environment."""
+    """All processes with the mark in their environment, whatever their parent."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for directory in Path("/proc").iterdir():
@@ -480,7 +480,7 @@ def test_a_rank_that_handles_a_signal_keeps_its_workers(name: str) -> None:
 
 @pytest.mark.parametrize("trap", ["", "trap 'true' TERM; "])
 def test_a_signal_reaches_a_program_below_a_shell(trap: str, tmp_path: Path) -> None:
-    """Which waits for it, also before it runs a trap of its own."""
+    """The shell waits for the program, also before it runs a trap of its own."""
     script = tmp_path / "rank.py"
     script.write_text(PRELUDE + ANSWER)
     with running(2, ["bash", "-c", f"{trap}{sys.executable} -S {script}; exit $?"]) as job:
@@ -533,7 +533,7 @@ def test_ranks_stop_and_continue_with_the_launcher() -> None:
 
 @pytest.mark.parametrize("whom", ["watchdog", "all"])
 def test_a_launcher_that_stood_still_goes_on(whom: str) -> None:
-    """As by `scontrol suspend`, which stops every process of a job."""
+    """All processes stop, as by `scontrol suspend`, or the watchdog alone does."""
     with running(1, "say(str(os.getpid())); say('ready'); forever()") as job:
         rank = int(job.read_until("[0] ready")[0].split()[1])
         pids = [job.process.pid, *([job.launcher(), rank] if whom == "all" else [])]

@@ -1,4 +1,4 @@
-"""`farandole run -H a:2,b:2`: agents on hosts that are pretended, or network namespaces."""
+"""`farandole run -H a:2,b:2`: agents on simulated hosts or in network namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ echo "Welcome, this shell prints"
 exec sh -c "$*"
 """
 
-# A rank that says where it is in a world that really meets.
+# A rank that prints its place in a world that really meets.
 WORLD = """
 import numpy as np
 import farandole as fd
@@ -57,7 +57,7 @@ def reach(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture(autouse=True)
 def leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Such as a secret."""
+    """No temporary file is left, such as a secret."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -66,7 +66,7 @@ def leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def by_prefix(output: str) -> dict[str, list[str]]:
-    """What each rank has written: '0 a' for rank 0 on a."""
+    """The output of each rank: '0 a' for rank 0 on a."""
     found: dict[str, list[str]] = {}
     for line in output.splitlines():
         match = re.fullmatch(r"\[([^]]+)\] +(.*)", line)
@@ -172,12 +172,12 @@ def test_a_namespace_without_an_address_is_refused(spaces: list[str]) -> None:
     [
         ("a:1,b:1", "a", "198.51.100.2"),
         ("10.9.9.9:1,a:1", "a", "10.9.9.9"),
-        ("10.9.9.9:1,a:1", "10.9.9.9", "198.51.100.2"),  # a router's, which that host has not
+        ("10.9.9.9:1,a:1", "10.9.9.9", "198.51.100.2"),  # a router's, which that host does not have
         ("b:1,a:1", "a", "b"),
     ],
 )
 def test_ranks_meet_where_sshd_was_reached(reach: str, hosts: str, seen: str, address: str) -> None:
-    """Else at the address that was written down, else by the name."""
+    """MASTER_ADDR is where sshd was reached, else the address in -H, else the name."""
     result = launch(2, command_of("say(os.environ['MASTER_ADDR'])"), "-H", hosts, reach, SEEN=seen)
     assert list(by_prefix(result.stdout).values()) == [[address], [address]]
 
@@ -248,7 +248,7 @@ forever()
     assert re.match(r"farandole: rank 3 \(pid \d+ on b\) was killed by SIGKILL", last)
 
 
-# By how the only rank of a host ends: what the others are told. Nobody there sees it but its agent.
+# The error of the others, by how the only rank of a host ends. There, only its agent sees the end.
 ENDS_ALONE = {
     "os.kill(os.getpid(), signal.SIGKILL)": "PeerLost: rank 0 .* was killed by SIGKILL during",
     "os._exit(5)": "PeerLost: rank 0 .* exited with code 5 during",
@@ -276,7 +276,7 @@ fd.all_reduce(np.ones(3), name="weights")
 
 
 def test_how_a_rank_ends_is_told_where_it_has_another_number() -> None:
-    """In a world of some ranks, the second of its process, whose first one is still held."""
+    """In a second world of the same processes, numbered anew, while the first is still held."""
     script = """
 import os, signal
 import numpy as np
@@ -308,7 +308,7 @@ def test_files_of_the_job_do_not_stand_in_for_modules(
 
 
 def test_the_cause_is_known_across_hosts(spaces: list[str]) -> None:
-    """All ranks fail; the one that raised is named, whichever ends first."""
+    """All ranks fail. The launcher names the rank that raised, whichever ends first."""
     a, b = spaces
     script = """
 import numpy as np
@@ -416,7 +416,7 @@ def test_nobody_survives_a_kill_of_the_launcher(reach: str, victim: str) -> None
 
 @pytest.mark.parametrize("victim", ["watchdog", "launcher"])
 def test_nobody_survives_a_kill_at_any_moment(victim: str) -> None:
-    """Also while agents get ready; no secret stays, either."""
+    """Also while agents start. No secret is left either."""
     seed = random.randrange(1 << 32)
     print("seed", seed)
     delays = random.Random(seed)
@@ -424,7 +424,7 @@ def test_nobody_survives_a_kill_at_any_moment(victim: str) -> None:
         with running(2, "forever()", "-H", "a:1,b:1", "--launcher=local") as job:
             time.sleep(delays.random())
             pid = job.process.pid
-            with suppress(ValueError):  # there is no launcher yet: then who would start it
+            with suppress(ValueError):  # no launcher yet: the watchdog is killed instead
                 pid = job.launcher() if victim == "launcher" else pid
             os.kill(pid, signal.SIGKILL)
             job.process.wait(120)
@@ -456,7 +456,7 @@ def test_a_host_that_cannot_be_used_is_named(reach: str, options: list[str], say
 
 
 def test_a_command_that_is_not_there_is_told_of_the_host() -> None:
-    options = ["-H", "a:1,b:1,c:1,d:1", "--launcher=local"]  # several may tell it at once
+    options = ["-H", "a:1,b:1,c:1,d:1", "--launcher=local"]  # several agents may report it at once
     result = launch(4, ["no-such-command"], *options, code=127)
     says = r"farandole run: host [abcd]: no-such-command: command not found\n"
     assert re.fullmatch(says, result.stderr), result.stderr
@@ -474,7 +474,7 @@ def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 
 def test_this_machine_may_pretend_to_be_several() -> None:
-    """Where that is asked for; else its names are one host."""
+    """With --launcher=local. Otherwise all its names are one host."""
     hosts = ["-H", "localhost:1,127.0.0.1:1"]
     script = "say(os.environ['NODE_RANK'])"
     apart = launch(2, command_of(script), *hosts, "--launcher=local")

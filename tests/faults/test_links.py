@@ -25,14 +25,14 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def reset(found: socket.socket) -> None:
-    """As a router would that has forgotten it: the other end is told that there is none."""
+    """Resets the connection, as a router that has lost its state would."""
     found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     nowhere = struct.pack("H14x", socket.AF_UNSPEC)
     assert _LIBC.connect(found.fileno(), nowhere, len(nowhere)) == 0
 
 
 def ends_of(found: socket.socket) -> tuple[int, int] | None:
-    """Its ports, here and there; nothing of one that listens."""
+    """Local and remote port; None for a socket that listens."""
     try:
         return found.getsockname()[1], found.getpeername()[1]
     except OSError:
@@ -55,7 +55,7 @@ def reset_all(but: Collection[tuple[int, int]] = ()) -> None:
 
 
 def goes_on(who: int, turns: int) -> list[float]:
-    """What they agree on goes over the connections of data; the reset ones carry all else."""
+    """Resets the control connections of rank `who`. Data run over connections of their own."""
     fd.init()
     control = connections()
     sums = []
@@ -228,7 +228,7 @@ print("right")
 def test_a_link_that_becomes_slow_with_a_deep_queue_loses_nobody(
     spaces: list[str], tmp_path: Path
 ) -> None:
-    """Beats wait behind a megabyte of data, 4 s and more; so does what acknowledges the others'."""
+    """Heartbeats and their acknowledgements wait 4 s and more behind a megabyte of data."""
     a, b = spaces
     mark = tmp_path / "begun"
     words = [sys.executable, "-c", SLOW.format(mark=str(mark))]

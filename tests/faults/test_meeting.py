@@ -1,4 +1,4 @@
-"""What goes wrong on one rank while ranks meet is told on all of them, and nobody waits in vain."""
+"""A failure of one rank during the rendezvous is reported on all ranks, and none waits in vain."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def join_without_room(poor: int) -> None:
 
 
 def limit(more: int) -> None:
-    """Address space, to what this process has and so much more."""
+    """Limits the address space to its present size plus `more` bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     room = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
@@ -58,7 +58,7 @@ def all_are_told(world: World, poor: int, what: str, advice: str = "") -> None:
 
 
 @pytest.mark.parametrize("poor", [0, 5])
-@pytest.mark.parametrize("most", [9, 14, 30])  # of which a meeting of 16 takes more
+@pytest.mark.parametrize("most", [9, 14, 30])  # descriptors; a rendezvous of 16 ranks needs more
 def test_too_few_descriptors_on_one_rank(spawn: Spawn, poor: int, most: int) -> None:
     world = spawn(16)
     world.start(join_with_few_descriptors, poor, most)
@@ -78,7 +78,7 @@ def test_a_mapping_that_fails_on_one_rank(spawn: Spawn, poor: int) -> None:
 
 
 def joins_as_advised(poor: int) -> int:
-    """With the value that the error names."""
+    """Sets the limit to the value that the error names, and joins."""
     if int(os.environ["RANK"]) == poor:
         limit(1 << 30)
     with pytest.raises(fd.ResourceError) as caught:
@@ -125,7 +125,7 @@ def test_a_program_that_a_rank_left_behind_may_still_come(tmp_path: Path) -> Non
     assert done.stdout.splitlines() == ["2", "2"], done.stderr
 
 
-# ---- somebody else in rank 0's place ----
+# ---- another process in rank 0's place ----
 
 
 def meeting_point(spawn: Spawn, place: dict[str, str | None]) -> str:
@@ -179,7 +179,7 @@ def test_a_squatted_meeting_point_fails_every_rank_at_once(spawn: Spawn) -> None
         for kind in SQUATTERS:
             place = {"FARANDOLE_RUN_ID": f"{kind}-{os.getpid()}", "MASTER_PORT": "7"}
             stack.enter_context(squatter(meeting_point(spawn, place), kind))
-            # None of them waits for so long: the test's own limit is shorter.
+            # No rank waits this long: the test's own limit is shorter.
             worlds[kind] = spawn(3, env={**place, "FARANDOLE_START_TIMEOUT": "3600"})
             worlds[kind].start(fd.init)
         for kind, world in worlds.items():
@@ -201,7 +201,7 @@ def test_a_place_that_takes_nobody_in_is_left_at_the_deadline(spawn: Spawn) -> N
     ):
         taken.bind(address)
         taken.listen(0)
-        guest.connect(address)  # and with it the queue is full: a blocking connect would wait
+        guest.connect(address)  # fills the queue: a blocking connect would wait now
         world = spawn(3, env={**place, "FARANDOLE_START_TIMEOUT": "1"})
         world.start(fd.init, ranks=[1])
         outcome = world.outcome(1)

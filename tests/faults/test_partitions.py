@@ -1,7 +1,7 @@
-"""Hosts that lose sight of each other, though all of their ranks live: what each rank is told.
+"""Hosts that lose contact with each other, though all their ranks live: the error on each rank.
 
-Connections are cut without any right to make networks: a filter on a socket drops all that comes to
-it, also what acknowledges, and so both ends hear nothing any more.
+Connections are cut without privileges: a filter on a socket drops all packets that arrive, also
+acknowledgements. So neither end receives anything any more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tcp_sockets() -> Iterator[socket.socket]:
         try:
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
-        except OSError:  # that of the folder itself
+        except OSError:  # the descriptor of the folder itself
             continue
         with socket.socket(fileno=os.dup(number)) as found:
             if found.family == socket.AF_INET and found.type == socket.SOCK_STREAM:
@@ -44,7 +44,7 @@ def local_ports() -> list[int]:
 
 
 def cut_off(ports: set[int]) -> None:
-    """Nothing is heard any more on connections to these ports of others."""
+    """Drops all that arrives on connections to these ports of peers."""
     nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0
     program = struct.pack("HL", 1, ctypes.addressof(nothing))
     for each in tcp_sockets():
@@ -63,7 +63,7 @@ def hear_again() -> None:
 
 
 def loses_sight(sides: list[list[int]]) -> None:
-    """Of each pair of `sides`, ranks of one hear nothing any more from ranks of the other."""
+    """Ranks of one side of `sides` receive nothing any more from ranks of the other."""
     fd.init()
     fd.all_reduce(np.ones(300_000, np.float32))
     fd.all_reduce(np.ones(3))
@@ -125,4 +125,4 @@ def test_a_stopped_rank_0_judges_nobody(spawn: Spawn, parts: str) -> None:
     world.signal(0, signal.SIGCONT)
     world.say(0, "go on")
     late = world.outcome(0)
-    assert late.text == outcomes[0].text, late.trace  # it hears what was decided without it
+    assert late.text == outcomes[0].text, late.trace  # it receives the verdict of the others

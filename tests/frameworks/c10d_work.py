@@ -1,4 +1,4 @@
-"""What test modules of torch.distributed share: ranks with both backends."""
+"""Helpers that test modules of torch.distributed share: ranks with both backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What farandole.keras does on every backend: test_keras_{torch,tensorflow,jax}.py run these."""
+"""Cases of farandole.keras for every backend: test_keras_{torch,tensorflow,jax}.py run these."""
 
 from __future__ import annotations
 

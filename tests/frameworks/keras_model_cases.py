@@ -1099,7 +1099,7 @@ def lists_and_texts_are_data() -> None:
 
 @on_ranks(3)
 def orders_of_a_dataset_are_those_of_keras_own_fit() -> None:
-    """Which on JAX and PyTorch takes one to see what batches look like."""
+    """On JAX and PyTorch, Keras uses up one order of the data to see what batches look like."""
     import tensorflow as tf
 
     def fit(model: Any, _: bool) -> Any:
@@ -1177,7 +1177,7 @@ def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
         model.predict(plain.shuffle(40).batch(BATCH), verbose=0)
 
     def later(number: int) -> Any:
-        """Of which one rank has another sample in that batch, from 1."""
+        """The data, of which rank 1 has another sample in that batch (numbered from 1)."""
         odd = tf.constant((number - 1) * 4 if hvd.rank() == 1 else -1, tf.int64)
         numbered = plain.enumerate()
         return numbered.map(lambda i, xy: (tf.where(i == odd, -xy[0], xy[0]), xy[1])).batch(4)

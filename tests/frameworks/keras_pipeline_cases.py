@@ -107,7 +107,7 @@ def examples_in_docstrings() -> None:
 
 @on_ranks(2)
 def a_chain_learns_as_in_one_process() -> None:
-    """Of batches that divide, so that few programs are compiled."""
+    """The batches divide evenly, so that few programs are compiled."""
     data = {"x": X[:32], "y": Y[:32], "sample_weight": W[:32], "validation_data": (X[:32], Y[:32])}
     check(chain, data, micro_batches=4)
 

@@ -1,4 +1,4 @@
-"""What farandole.keras refuses, and what it says then."""
+"""Calls that farandole.keras refuses, and their error messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def options_that_differ_are_named_on_every_rank() -> None:
 
 @on_ranks(2)
 def optimizers_that_differ_are_named_and_the_next_ones_work() -> None:
-    """Whatever a rank has had before: then it has counted others."""
+    """Ranks may have had other optimizers before, and have counted them differently."""
     x, y = part()
     for kinds in (("SGD", "Adam"), ("SGD", "RMSprop")):
         model = net()

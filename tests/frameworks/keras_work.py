@@ -1,4 +1,4 @@
-"""What the cases of farandole.keras share (keras_cases.py): data, a model, and what it must equal.
+"""Helpers that the cases of farandole.keras share (keras_cases.py): data, a model, a reference.
 
 Ranks take parts of every batch; the reference is one process with the whole batch: rank 0, to which
 the others are equal in every bit.

@@ -1,4 +1,4 @@
-"""What is built on torch.distributed trains over farandole as one rank on the joined batch does."""
+"""Training by way of torch.distributed over farandole equals one rank on the joined batch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def flat(batch: Any) -> list[Any]:
 
 
 def assert_parts_of(whole: list[Any], make: Callable[[], Any], ranks: int, policy: Any) -> None:
-    """What the ranks get, put together, is what one process has."""
+    """The parts of all ranks, joined, are the batches of one process."""
     parts = []
     for rank in range(ranks):
         split = split_dataset(make(), ReadBatches(), ranks, rank, policy=policy)
@@ -260,7 +260,7 @@ def test_orders_below_a_repeat_do_not_depend_on_what_was_read_ahead(
     policy: Any, seed: int | None
 ) -> None:
     def orders(read: int) -> list[list[int]]:
-        """Of three calls, the first of which reads so many batches."""
+        """The orders of three calls, the first of which reads so many batches."""
         data = rows().map(lambda x, y: (x, y)).shuffle(9, seed).repeat().batch(4)
         calls = []
         for take in (read, 6, 6):

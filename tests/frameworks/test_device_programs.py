@@ -23,7 +23,7 @@ PROGRAMS = {
 
 
 def all_cases(program: str) -> dict[str, str]:
-    """What each says."""
+    """The outcome of each case, by name."""
     sys.path.append(str(FOLDER))
     cases = importlib.import_module("cases")
     cases.asked.device = "cpu"

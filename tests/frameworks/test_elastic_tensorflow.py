@@ -29,7 +29,7 @@ def join(elastic: bool = True) -> None:
 
 
 def gradients_of(x: Any, ours: Sequence[Any], **options: Any) -> list[Any]:
-    """Of a dense variable, of rows that ranks share in part, and of one that is each rank's."""
+    """Gradients of a dense variable, of rows that ranks share in part, and of a local variable."""
     dense, rows, own = ours
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(dense * x) + own * tf.reduce_sum(x)
@@ -66,8 +66,8 @@ def in_worlds(present: Sequence[int]) -> list[tuple[int, int, Rows]]:
             hvd.shutdown()
             hvd.init()
         x = tf.fill([2], hvd.rank() + 1.0)
-        # Of the functions the first one of a world compares the ranks' variables: not always that
-        # which has done it before.
+        # The first function that runs in a world compares the ranks' variables. In later worlds
+        # that is another function.
         functions = [plain, divided] if number < 3 else [divided, plain]
         of_tapes = [f(x) for f in (*functions, lambda x: gradients_of(x, ours))]
         results: Rows = [[each.numpy().tolist() for each in row] for row in of_tapes]

@@ -69,7 +69,7 @@ NUMBERS = {
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
-    """What the headers say: sizes and offsets by struct, numbers by name."""
+    """The values in the headers: sizes and offsets by struct, numbers by name."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     header = Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h"
     if compiler is None or not header.exists():

@@ -39,7 +39,7 @@ OURS: dict[str, Callable[[Any], Any]] = {
 
 
 def joined(name: str, xs: Any, r: int) -> Any:
-    """What rank r gets of all ranks' xs."""
+    """The result on rank r, from the xs of all ranks."""
     return {
         "sum": lambda: 0.5 * xs.sum(0),
         "mean": lambda: xs.mean(0),

@@ -134,7 +134,7 @@ def differently_many_rows_are_gathered() -> None:
 
     counts = [2, 1, 3][:size]
     weights = jnp.arange(1.0, sum(counts) + 1)
-    # Of the sum of all ranks' losses: every rank adds the weight of each row.
+    # The derivative of the sum of all ranks' losses: every rank adds the weight of each row.
     slope = jax.grad(lambda x: (fdj.allgather(x, counts) * weights).sum())(jnp.ones(counts[rank]))
     begin = sum(counts[:rank])
     same(slope, size * np.asarray(weights)[begin : begin + counts[rank]])

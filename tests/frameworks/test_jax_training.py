@@ -239,7 +239,7 @@ def test_leaving_waits_for_programs_in_flight(spawn: Callable[..., World]) -> No
 
 
 def in_worlds(present: Sequence[int]) -> list[tuple[float, float]]:
-    """Of the same programs, in as many worlds: a mean, and the gradient of a broadcast."""
+    """Results of the same programs in each world: a mean, and the gradient of a broadcast."""
     elastic_worlds.begin(elastic=False)
     fdj.init()
     mean = jax.jit(lambda x: fdj.allreduce(x))

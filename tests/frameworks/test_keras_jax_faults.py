@@ -1,4 +1,4 @@
-"""What a Keras program on JAX sees when a rank dies."""
+"""The errors of a Keras program on JAX when a rank dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 100.0  # seconds: two ranks compile, and others want the cores
 
 
 def fit_in_silence(epochs: int, steps: int) -> str:
-    """What ended fit(verbose=0), and after how many batches."""
+    """The error that ended fit(verbose=0), and after how many batches."""
     import keras
 
     import farandole as fd

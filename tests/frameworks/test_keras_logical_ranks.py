@@ -57,7 +57,7 @@ def _digest(*arrays: Any) -> str:
 
 
 def train() -> dict[str, str]:
-    """What a program with random layers and statistics of batches ends with."""
+    """The results of a program with random layers and batch statistics, as text or digests."""
     import keras
 
     import farandole.keras as fd

@@ -1,4 +1,4 @@
-"""What a loss of the program's own does with samples, read off TensorFlow's graph."""
+"""How a custom loss combines samples, read off TensorFlow's graph."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ UNKNOWN: dict[str, Callable[[Any], Any]] = {
     "by a width": lambda x: tf.reduce_sum(x) / (GLOBAL * tf.cast(tf.shape(x)[1], tf.float32)),
     "by a size": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
     "sample by sample": lambda x: tf.reduce_sum(each(x) / count(x)),
-    # What is mixed has divisors of its own, or is of pairs.
+    # These mix samples: they have divisors of their own, or compare pairs.
     "a mask": lambda x: tf.reduce_mean(tf.boolean_mask(each(x), x[:, 0] > 0)),
     "weights by their sum": lambda x: tf.reduce_sum(
         each(x) * tf.abs(x[:, 0]) / tf.reduce_sum(tf.abs(x[:, 0]))

@@ -1,5 +1,5 @@
 """ParameterServerStrategy and ClusterCoordinator: with one worker the loop is that of one process,
-with more every closure counts once, whoever dies, and errors come to the program on all ranks.
+with more every closure counts once, even if ranks die, and errors come to the program on all ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ON = "keras on tensorflow"
 
 
 def program(body: Body, **options: Any) -> Any:
-    """What each rank runs; a server returns "served"."""
+    """The program of each rank; a server returns "served"."""
     try:
         strategy = strategies.ParameterServerStrategy(**options)
     except SystemExit as left:
@@ -115,7 +115,7 @@ def loop(strategy: Any, coordinator: Any, folder: Path) -> Any:
         for name, (mine, its) in right.items():
             np.testing.assert_allclose(mine, its, rtol=1e-4, err_msg=name)
     trained, count = ours.weights, int(ours.optimizer.iterations)
-    # What the program itself writes: by a checkpoint, and by methods.
+    # Changes by the program itself: by a checkpoint, and by methods.
     checkpoint = tf.train.Checkpoint(model=ours.model, optimizer=ours.optimizer)
     manager = tf.train.CheckpointManager(checkpoint, folder / f"of-{fd.rank()}", max_to_keep=2)
     manager.save()
@@ -148,7 +148,7 @@ def test_one_worker_is_as_alone(spawn: Spawn, tmp_path: Path) -> None:
 
 
 def counting(strategy: Any, coordinator: Any) -> Any:
-    """Of whole numbers, so that sums are exact in any order."""
+    """Counts in whole numbers, so that sums are exact in any order."""
     with strategy.scope():
         added = tf.Variable(tf.zeros((), tf.int64))
         read_and_set = keras.Variable(0.0, name="as Keras counts")

@@ -267,7 +267,7 @@ def losses_that_are_no_means_are_those_of_one_process() -> None:
 
 @on_ranks(3)
 def training_steps_of_ones_own_may_compute_their_loss_in_any_way() -> None:
-    """Of parts of different lengths, with an optimizer for each way."""
+    """Parts have different lengths, and each kind of loss has its own optimizer."""
 
     class Own(keras.Model):  # type: ignore[misc, name-defined]
         def compile(self, **options: Any) -> None:

@@ -52,7 +52,7 @@ def resolver_of(kind: str) -> Any:
 
 
 def of_pods(number: int) -> Any:
-    """Of two pods on this host, as the Kubernetes client lists them."""
+    """A resolver for two pods on this host, as the Kubernetes client lists them."""
 
     class Client:
         def list_pod_for_all_namespaces(self, label_selector: str) -> Any:
@@ -91,7 +91,7 @@ def by_config(role: str) -> dict[str, str | None]:
 
 
 def by_srun(task: int) -> dict[str, str | None]:
-    """Of a step with two tasks on this host."""
+    """The environment of a Slurm step with two tasks on this host."""
     return NOT_BY_THE_HARNESS | {
         "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2",
@@ -140,7 +140,7 @@ def test_timeout_seconds_is_the_deadline_of_operations(spawn: Spawn) -> None:
 
 
 def fit_until_a_rank_dies() -> str:
-    """What ends `fit` on the others."""
+    """The error that ends `fit` on a survivor."""
     strategy = strategies.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = compiled(net())

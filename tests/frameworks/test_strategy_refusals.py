@@ -27,7 +27,7 @@ OWN = ("a_function",)
 
 
 def problems(function: Callable[..., Any], like: Any, right: dict[str, Any]) -> list[str]:
-    """Of its calls with a wrong argument. `like`: has its signature."""
+    """Calls of `function` whose wrong argument has no proper error. `like` has its signature."""
     found = problems_of(function, inspect.signature(like), right)
     return [each for each in found if each.partition("=")[2].partition(":")[0] not in OWN]
 

@@ -32,7 +32,7 @@ def every_op_has_a_kernel_for_gpus_whose_tensors_are_the_hosts() -> None:
 
 @on_ranks(2)
 def a_program_may_name_a_gpu() -> None:
-    """Which takes the CPU where there is none, as TensorFlow's own ops do."""
+    """Without a GPU the op runs on the CPU, as TensorFlow's own ops do."""
 
     def results() -> list[tf.Tensor]:
         with tf.device("/GPU:0"):

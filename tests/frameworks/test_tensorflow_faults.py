@@ -1,4 +1,4 @@
-"""What a TensorFlow program sees when a rank dies or does not come, and what a timeline shows."""
+"""The errors of a TensorFlow program when a rank dies or does not come, and its timelines."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def lose_a_rank_between_two_gradients(way: str) -> None:
     @tf.custom_gradient
     def slow(v: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            # Of what no optimizer of graphs knows before they run.
+            # A value that no graph optimizer can compute before the graph runs.
             waited = tf.numpy_function(lambda _: end(), [v], tf.float32, stateful=False)
             return dy * tf.ensure_shape(waited, [])
 

@@ -233,7 +233,7 @@ def gradients_go_through_branches_and_loops() -> None:
             y = tf.cond(taken, lambda: hvd.allreduce(x * x, op=hvd.Sum), lambda: x)
         return y, tape.gradient(y, x)
 
-    # Of the sum of all ranks' results: each pass doubles it, and adds it once a rank.
+    # Gradients of the sum of all ranks' results: each pass doubles it, and adds it once a rank.
     state, by_x = loop(tf.constant(1.0))
     assert (float(state), float(by_x)) == (4.0**3, 4.0**3)
     y, by_x = branch(tf.constant(mine()), tf.constant(True))

@@ -357,7 +357,7 @@ def slices_are_gathered() -> None:
 
 @on_ranks(1, 2, 3)
 def rows_that_ranks_share_come_back_as_one() -> None:
-    """Of every dtype, and means as those of dense tensors."""
+    """Every dtype is covered, and means equal those of dense tensors."""
     rank, size = hvd.rank(), hvd.size()
     for dtype in DTYPES:
         signed = dtype.is_floating or not dtype.is_unsigned

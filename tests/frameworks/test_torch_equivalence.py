@@ -234,7 +234,7 @@ def make_seeded(setting: Setting) -> nn.Module:
 
 
 def largest_error(setting: Setting, *, distributed: bool, **options: Any) -> float:
-    """Of any gradient in any step, relative to the gradient's largest element."""
+    """The largest error of any gradient in any step, relative to its largest element."""
     model, whole = make_seeded(setting), make_seeded(setting)
     optimizer, its = (setting.optimizer(m.parameters()) for m in (model, whole))
     if distributed:

@@ -219,7 +219,7 @@ def a_shuffle_without_a_seed_is_the_same_everywhere() -> None:
     first, second, third = (seen(hvd.GlobalBatch(plain(shuffle=True), seed=s)) for s in (1, 1, 2))
     assert first == second != third
     assert sorted(first[0]) == list(range(N))
-    # Of one process with that generator, so of any number of them.
+    # The order of one process with that generator: it does not depend on the number of ranks.
     assert first[0] == list(RandomSampler(DATA, generator=seeded(1)))
 
 
@@ -610,7 +610,7 @@ def a_state_that_does_not_fit_is_refused() -> None:
 
 
 class _Late(IterableDataset[Any]):
-    """Of which one rank has another sample in the third batch."""
+    """A stream of which one rank has another sample in the third batch."""
 
     def __init__(self, x: torch.Tensor, odd: int) -> None:
         self.x, self.odd = x, odd

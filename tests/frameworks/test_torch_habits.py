@@ -1,4 +1,4 @@
-"""What people do around an optimizer: two models, schedulers, loaders, samplers, checkpoints."""
+"""Common uses of an optimizer: two models, schedulers, loaders, samplers, checkpoints."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def compiled_autograd() -> Iterator[None]:
 
 @on_ranks(2)
 def training_under_compiled_autograd_is_the_same() -> None:
-    """Which calls hooks, and drops what they queue for the end of backward."""
+    """It calls hooks, and drops the callbacks that they queue for the end of backward."""
     for kind, passes in [("plain", 1), ("plain", 2), ("sharded", 1)]:
         model, whole = mlp(), mlp()
         optimizer = the_wrapped(kind, model)
@@ -453,7 +453,7 @@ def gradients_that_no_hook_saw_are_reduced_by_step() -> None:
 
 @on_ranks(2, 3)
 def gradients_set_beside_those_of_a_backward_are_reduced_by_step() -> None:
-    """Of parameters that it did not reach on any rank; `step()` or `synchronize()` comes first."""
+    """Backward reaches these parameters on no rank; `step()` or `synchronize()` comes first."""
     options: list[dict[str, Any]] = [
         {"gradient_predivide_factor": 2.0},
         {"compression": hvd.Compression.fp16},

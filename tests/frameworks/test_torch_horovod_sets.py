@@ -36,7 +36,7 @@ def init_registers_process_sets() -> None:
 
 @on_ranks(3)
 def sets_without_rank_0_go_on_after_it_has_left() -> None:
-    """Which orders operations by name for all sets."""
+    """Rank 0 orders operations by name for all sets."""
     others = hvd.add_process_set([1, 2])
     if hvd.rank() > 0:
         time.sleep(0.2)  # it leaves meanwhile

@@ -68,7 +68,7 @@ def train_and_join(
     **options: Any,
 ) -> Any:
     """Rank r takes batches[r] steps and joins. Its weights are then those of one rank that took as
-    many, with zeros for whoever had ended; and those of the last, once they have been broadcast."""
+    many, with zeros for ranks that ended; and those of the last, once they have been broadcast."""
     members = ranks if ranks is not None else list(range(hvd.size()))
     model, whole = make(), make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)

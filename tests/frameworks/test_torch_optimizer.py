@@ -122,7 +122,7 @@ def gradients_are_views_of_the_buckets() -> None:
     assert len(places) == 1
 
 
-# Which parameters are used.
+# Parameters that not every rank or step uses.
 
 
 class Two(nn.Module):

@@ -35,7 +35,7 @@ def net(seed: int = 1) -> nn.Sequential:
 
 
 def batches(size: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of 12, 12 and 2 samples."""
+    """By default, batches of 12, 12 and 2 samples."""
     return list(zip(X.split(size), Y.split(size), strict=True))
 
 
@@ -169,7 +169,7 @@ def compare_gradients(
     y: Any,
     **options: Any,
 ) -> None:
-    """Of one step."""
+    """Compares loss and gradients of one step with those of the model in one process."""
     reference = copy.deepcopy(model)
     right = loss_fn(reference(x), y)
     right.backward()
@@ -290,7 +290,7 @@ def a_report_says_how_long_ranks_were_idle() -> None:
         assert 0 < row.idle < 1
         assert row.in_flight == 3
         assert row.parameter_bytes == 4 * (6 * 6 + 6)
-        # Of the 5 samples of a micro-batch: what comes in, and what both layers make.
+        # For the 5 samples of a micro-batch: the input, and the outputs of both layers.
         assert row.activation_bytes == 3 * 4 * (3 * 5 * 6)
     assert "bubble 25.0% of a step in theory" in str(told)
     assert hvd.allgather_object(told) == [told] * 4

@@ -168,7 +168,7 @@ def a_loss_without_gradients_is_an_error() -> None:
 
 @on_ranks(1, 2, 4)
 def a_part_of_the_loss_may_be_a_constant() -> None:
-    """That of some micro-batches, and of all that a replica has: one process has a gradient."""
+    """Some micro-batches, or all of a replica, give a constant; one process has a gradient."""
     wanted = "high"
 
     def sometimes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 class Training:
-    """Of one model; `part`: of each batch. The last rank's part of a batch may overflow."""
+    """Trains one model on `part` of each batch. The last rank's part of a batch may overflow."""
 
     def __init__(self, part: Any, overflows: bool, **options: Any) -> None:
         self.model, self.part, self.overflows = net(), part, overflows
@@ -53,7 +53,7 @@ class Training:
         return none if isinstance(self.part, slice) else self.optimizer.no_sync()
 
 
-# How gradients can stand that no backward has reduced.
+# Programs that leave gradients that no backward has reduced.
 
 
 def window_ends_early(training: Training, step: int) -> None:

@@ -192,7 +192,7 @@ def hooks_registered_after_wrapping_change_gradients_before_they_are_reduced() -
 
 @on_ranks(2)
 def a_hook_may_clear_a_gradient() -> None:
-    """Of one parameter, on all ranks, on one, and of all parameters."""
+    """The hook is on one parameter, or on all parameters."""
     for cleared in (["0.weight"], ["0.weight", "0.bias", "2.weight", "2.bias"]):
         for sharded in (False, True):
             model, whole = net(), net()

@@ -94,7 +94,7 @@ def check_same_everywhere(model: nn.Module) -> None:
     assert np.array_equal(fd.all_reduce(mine, "min"), fd.all_reduce(mine, "max"))
 
 
-# Whatever was measured: an update is what a window makes of its sums.
+# An update is computed from a window's sums, for any table of measured costs.
 
 
 def train_five() -> bytes:
@@ -191,7 +191,7 @@ def sum_and_predivide_are_as_in_the_plain_path() -> None:
         check_close(*models)
 
 
-# What happens between backward and step.
+# Between backward and step.
 
 
 @on_ranks(1, 2, 3)

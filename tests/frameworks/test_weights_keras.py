@@ -42,7 +42,7 @@ def move_apart(variable: Any) -> None:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    """What all ranks say."""
+    """The error message of this call, which must be the same on all ranks."""
     with pytest.raises(Exception, match="weights") as caught:
         call()
     told = str(caught.value)
@@ -110,7 +110,7 @@ def ranks_that_update_apart_are_found_in_the_second_step() -> None:
     assert "'sequential/last/kernel [2]'" in refused(lambda: train(model, 2))
 
 
-# Of a farandole.keras.Model, whose ranks have everything alike.
+# A farandole.keras.Model: everything is equal on its ranks.
 
 
 def shared(**options: Any) -> Any:
@@ -128,7 +128,7 @@ def shared(**options: Any) -> Any:
 
 
 def after_moving(what: Callable[[Any], Any], **options: Any) -> str:
-    """What differs after steps in which nothing does; or nothing."""
+    """The error of fit() after `what` was changed on each rank; empty if there is none."""
     x = np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2)
     with checking_weights("1"):
         model = shared(**options)

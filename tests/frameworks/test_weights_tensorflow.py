@@ -53,7 +53,7 @@ def steps_of(model: Model, **options: Any) -> dict[str, Step]:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    """What all ranks say."""
+    """The error message of this call, which must be the same on all ranks."""
     with pytest.raises((fd.Error, tf.errors.OpError)) as caught:
         call()
     told = str(caught.value).partition("\n")[0].removeprefix("farandole.Mismatch: ")

@@ -201,7 +201,7 @@ def a_rank_that_has_joined_before_the_first_step_has_no_part_in_it() -> None:
         assert "differ before step 5" in error.verdict
 
 
-# Of a GlobalBatch, whose ranks have everything alike.
+# A GlobalBatch: everything is equal on its ranks.
 
 
 def shared(model: nn.Module, samples: int = 4, **options: Any) -> tuple[Any, Any]:

@@ -1,5 +1,5 @@
-"""What frameworks have of a world is of no use in the next one, also where some of its ranks form
-that by ``init(ranks=…)`` after another one has died, and have joined more worlds than others."""
+"""Frameworks keep no state of a world for the next one. Some ranks form that by ``init(ranks=…)``
+after another rank has died, and have joined more worlds than others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test modules of PyTorch share: tensors, an optimizer, a backward that fails."""
+"""Helpers that test modules of PyTorch share: tensors, an optimizer, a backward that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What fuzzers share: damage that the input asks for, and which errors are an answer to it.
+// Shared by the fuzzers: damage that the input selects, and the errors that may answer it.
 #pragma once
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -13,7 +13,7 @@ namespace farandole::fuzz {
 
 using Bytes = std::vector<std::byte>;
 
-/// Mostly none: what is behind a message that is refused would never be reached.
+/// Mostly returns the message unchanged: code behind a refused message would never be reached.
 inline Bytes damaged(Bytes message, FuzzedDataProvider& input) {
   const auto place = [&] { return input.ConsumeIntegralInRange<size_t>(0, message.size() - 1); };
   switch (input.ConsumeIntegralInRange<int>(0, 31)) {
@@ -41,7 +41,7 @@ inline Bytes damaged(Bytes message, FuzzedDataProvider& input) {
   return message;
 }
 
-/// Runs `body`; an error that says what is wrong with a message is an answer, all else is a fault.
+/// Runs `body`. Returns true on an error about a message; any other error is a fault.
 template <typename Body>
 bool refused(Body body) {
   try {

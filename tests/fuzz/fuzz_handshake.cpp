@@ -1,5 +1,5 @@
-// Two ends of a connection that prove their secret, with bytes that are damaged on their way; and
-// addresses of ranks.
+// The handshake of two ends of a connection, with bytes that are damaged on their way; and the
+// decoding of addresses.
 #include <array>
 #include <cstdint>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array<std::byte, 32> kOurs{std::byte{1}}, kTheirs{std::byte{2}};
 
-/// What one end says, as far as the other one reads it.
+/// Passes `from`'s bytes, maybe damaged, to `to`, as far as `to` reads.
 void pass(TcpHandshake& from, TcpHandshake& to, FuzzedDataProvider& input) {
   const auto out = from.to_send();
   Bytes bytes = damaged({out.begin(), out.end()}, input);

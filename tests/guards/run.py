@@ -1,8 +1,8 @@
 """Shows that each guard of the checks can fail: plants a fault and runs the guard's own command.
 
 table.py has a row for each guard. All is done in a copy of the working tree, build/guards/tree. A
-row holds if the command fails with the fault and says the row's words. That it passes without the
-fault is what the rest of .ci/run shows.
+row holds if the command fails with the fault and prints the row's words. The rest of .ci/run shows
+that the command passes without the fault.
 
     run.py                    all rows: make guards GUARDS=
     run.py NAME …             these
@@ -31,7 +31,7 @@ LIMIT = 600  # seconds for one command
 
 
 def borrow_libraries() -> None:
-    """The copy's package uses the compiled parts of the installed one."""
+    """Links the compiled parts of the installed package into the copy's package."""
     script = "import farandole; print(farandole.__path__[0])"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/"
@@ -44,7 +44,7 @@ def borrow_libraries() -> None:
 
 
 def try_out(guard: table.Guard) -> str:
-    """What became of the fault: 'noticed', or what is wrong with the guard."""
+    """The fate of the fault: 'noticed', or the problem with the guard."""
     try:
         for name, change in guard.fault.items():
             path = TREE.root / name

@@ -64,7 +64,7 @@ class Mutant:
 
 
 def program_of(test: str) -> str | None:
-    """The key of PROGRAMS; None for a test of pytest's."""
+    """The key of PROGRAMS for this test; None for a test of pytest."""
     kinds = [kind for kind in PROGRAMS if test.startswith(kind + " ")]
     return max(kinds, key=len) if kinds else None
 
@@ -78,7 +78,7 @@ def read(patch: Path) -> Mutant:
 
 
 def fails(test: str) -> bool | None:
-    """None where the test did not run at all."""
+    """Whether the test fails; None if it did not run at all."""
     try:
         if kind := program_of(test):
             name = test.removeprefix(kind + " ")
@@ -102,7 +102,7 @@ def build(kind: str | None) -> None:
 
 
 def try_out(mutant: Mutant) -> str:
-    """What became of it: caught, or what is wrong with it or with the test."""
+    """The fate of the fault: "caught", or the problem with the fault or its test."""
     done = TREE.shell("git", "apply", "-C1", mutant.patch)
     if done.returncode != 0:
         return "does not apply"
@@ -138,7 +138,7 @@ def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
 
 
 def write_table(rows: list[tuple[Mutant, str, float]], existing: set[str]) -> None:
-    """Rows of faults that were not run now stay as they are, while there is a patch."""
+    """Writes the table. Faults that were not run keep their rows as long as their patch exists."""
     page = HERE / "README.md"
     text, _, table = (page.read_text() if page.exists() else "").partition("| fault |")
     lines = {row.split("|")[1].strip(): row for row in table.splitlines()[2:]}

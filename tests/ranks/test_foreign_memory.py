@@ -106,7 +106,7 @@ def test_what_the_kernel_forbids_to_one_rank_no_rank_does(spawn: Spawn, setting:
     assert chosen == "cico"
     why = "rank 1 cannot reach the memory of rank 0: Operation not permitted"
     assert why in refusal
-    # Who insists is warned; who does not finds it among what FARANDOLE_LOG=info tells.
+    # FARANDOLE_CMA=1 makes the reason a warning; with auto only FARANDOLE_LOG=info shows it.
     assert all((why in world.output(r)) == (setting == "1") for r in range(3))
 
 

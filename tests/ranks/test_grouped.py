@@ -89,8 +89,8 @@ SMALL, LARGE = 3, 100_000  # elements: packed, and not
 
 
 def lists_that_differ(rank: int) -> dict[str, tuple[list[Any], str]]:
-    """What a rank gives, and what all are told. Without the agreement of the whole call the first
-    operation of some of them would succeed, and each call then meet the other rank's next."""
+    """The arrays of a rank, and the error on all. Without an agreement on the whole call, the first
+    operation of some would succeed, and each later call would meet the other rank's next."""
     large, small = np.ones(LARGE), np.ones(SMALL)
     return {
         "large, more": ([large] * (2 + rank), "number of arrays of {}: 2 on rank 0; 3 on rank 1"),

@@ -392,7 +392,7 @@ def test_a_rank_that_does_not_answer_is_named_in_seconds(spawn: Spawn) -> None:
 
 
 def resolved(ask: Callable[[str], list[str]], master: str, found: str | None) -> list[str]:
-    """What a name gives that means this address, or none."""
+    """The result of `ask` for a name that resolves to the address `found`, or to none."""
 
     def resolve(*_: Any, **__: Any) -> Any:
         if found is None:

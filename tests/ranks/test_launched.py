@@ -21,7 +21,7 @@ from mpis import ALLOWED
 Spawn = Callable[..., World]
 Environment = dict[str, str | None]
 
-# What the harness sets; here it is another launcher's turn.
+# Variables of the harness, unset: here another launcher sets its own.
 NOTHING: Environment = {
     "RANK": None, "WORLD_SIZE": None, "LOCAL_RANK": None, "LOCAL_WORLD_SIZE": None,
     "MASTER_ADDR": None, "MASTER_PORT": None, "FARANDOLE_RUN_ID": None,
@@ -203,7 +203,7 @@ print(f"\\nsum {total} of {fd.size()} ranks, {fd.local_size()} here\\n", end="",
 """
 
 
-# What was said in a store stays there, and must not end the next try.
+# Messages of the first try stay in a store, and must not end the next try.
 AGAIN = PROGRAM.replace(
     "fd.init()",
     """try:

@@ -547,7 +547,7 @@ def one_leaves(how: str) -> str:
 def test_a_rank_that_leaves_is_named_and_mpiexec_ends_the_job(mpi: Mpi, how: str) -> None:
     ended = mpi.call(3, one_leaves, how, env=over("1,2"))
     assert ended.code != 0
-    told = ended.of_others(1, all_live=False)  # whoever ends first ends the others
+    told = ended.of_others(1, all_live=False)  # the first rank to end ends the others
     assert told, ended.text
     for o in told:
         assert o.error is None, o.trace
@@ -589,7 +589,7 @@ def one_finalizes() -> str:
 def test_mpi_that_one_rank_finalizes_is_said_to_the_others(mpi: Mpi) -> None:
     ended = mpi.call(3, one_finalizes, env=FORCED)
     assert ended.code != 0
-    told = ended.of_others(1, all_live=False)  # whoever ends first ends the others
+    told = ended.of_others(1, all_live=False)  # the first rank to end ends the others
     assert told, ended.text
     for o in told:
         assert o.error is None, o.trace

@@ -26,7 +26,7 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
 
 
 def from_a_thread(act: Callable[[], Any]) -> Any:
-    """What `act` returns or raises, on another thread than the main one."""
+    """Returns or raises what `act` does, on another thread than the main one."""
     with ThreadPoolExecutor(1) as other:
         return other.submit(act).result()
 

@@ -18,7 +18,7 @@ WORLDS: list[list[int] | None] = [None, [0, 1], [1, 0], None, [2, 1]]
 
 
 def serves_in_each() -> list[Any]:
-    """What comes of a parameter server in each world that this rank is in."""
+    """The result of a parameter server in each world that this rank is in."""
     found: list[Any] = []
     epochs = [_world.epoch()]
     for ranks in WORLDS:

@@ -38,7 +38,7 @@ def start() -> dict[str, np.ndarray]:
 
 
 def gradient(step: int) -> dict[str, np.ndarray]:
-    """Of whole numbers, so that sums are exact in any order."""
+    """A gradient of whole numbers, so that sums are exact in any order."""
     rng = np.random.default_rng(step)
     return {
         "table": rng.integers(-8, 8, (40, 3)).astype(float),

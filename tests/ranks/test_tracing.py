@@ -1,4 +1,4 @@
-"""What FARANDOLE_TRACE writes: ranks under `farandole run`, and the trace they leave behind."""
+"""Traces by FARANDOLE_TRACE: ranks under `farandole run`, and the trace they leave behind."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_the_summary_counts_what_was_run(traced: Path) -> None:
         assert rank.overlap is not None
         assert 0 <= rank.overlap <= 1
         assert rank.failed_operations == 0
-    # What only one rank runs with another, such as the gathering of plans, is compared too.
+    # Operations between two ranks alone, such as the gathering of plans, are compared too.
     assert found.compared_operations == found.by_rank[0].operations
     assert "backward" in found.spans
 
@@ -279,7 +279,7 @@ def test_a_trace_is_complete_when_no_rank_is_left_to_write_it(tmp_path: Path) ->
 
 
 def test_events_of_an_older_run_are_left_out(tmp_path: Path) -> None:
-    """Which nobody was left to put together."""
+    """The older run left no rank to merge its events."""
     old, new = tmp_path / "old", tmp_path / "new"
     new.mkdir()
     script = f"""

@@ -37,7 +37,7 @@ def join() -> str:
 
 
 def path_of(count: int, shared: bool) -> tuple[str, bytes]:
-    """What runs an all-reduce of that length, and its bits."""
+    """The path of an all-reduce of that length, and the bits of its result."""
     x = fd.allocate(count, np.float32) if shared else np.empty(count, np.float32)
     x[:] = np.random.default_rng(fd.rank()).standard_cauchy(count)
     out = fd.all_reduce(x, out=x)
@@ -185,7 +185,7 @@ def test_each_row_is_told_of_before_it_is_visited(spawn: Callable[..., World]) -
 def test_tune_measures_and_the_next_job_uses_it(tmp_path: Path) -> None:
     """The whole way: a measurement of two ranks, its file, and `info --why` from it."""
     file = tmp_path / "cache" / "mine.txt"
-    # What the environment says of other jobs is not about this one.
+    # Settings for other jobs in the environment must not affect the measurement.
     noise = {"FARANDOLE_CMA": "0", "FARANDOLE_ALGORITHM": "ring", "FARANDOLE_TUNING": "nowhere"}
     shown = command("tune", "-np", "2", "--output", str(file), **noise).stdout
     assert shown.startswith("measuring paths and planners with 2 ranks: ")
@@ -245,7 +245,7 @@ sys.exit(main(["run", "-np", "2", "--", sys.executable, "-c", "print('ran')"]))
 
 
 def run_first(cache: Path, *, quiet: bool = True, **environment: str) -> str:
-    """What `farandole run` says besides its ranks."""
+    """The stderr of `farandole run`; its ranks print to stdout."""
     done = subprocess.run(
         [sys.executable, "-c", QUIET.format(quiet=quiet)],
         capture_output=True, text=True, timeout=120, check=False,

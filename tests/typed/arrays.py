@@ -1,5 +1,5 @@
-"""What a type checker says of calls on arrays; never run. `make lint` fails where it changes: a
-line that must be refused has an ignore, which is an error once it is not needed."""
+"""Checks the types of calls on arrays; never run. `make lint` fails if a type changes. A line that
+must be refused has an ignore, which is an error once it is not needed."""
 
 from __future__ import annotations
 

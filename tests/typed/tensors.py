@@ -1,4 +1,4 @@
-"""What a type checker says of calls on PyTorch's tensors; see arrays.py."""
+"""Checks the types of calls on PyTorch's tensors; see arrays.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a type checker says of calls on JAX's pytrees; see arrays.py."""
+"""Checks the types of calls on JAX's pytrees; see arrays.py."""
 
 from __future__ import annotations
 

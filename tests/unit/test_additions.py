@@ -1,4 +1,4 @@
-"""The dummies of tests/additions still fit the code, and write what CONTRIBUTING.md says."""
+"""The dummies of tests/additions still fit the code and the table of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ of_each = pytest.mark.parametrize("addition", ADDITIONS, ids=lambda a: a.folder.
 
 
 def promises() -> dict[str, str]:
-    """What is written, by what is to be added: the table of CONTRIBUTING.md."""
+    """The table of CONTRIBUTING.md: from the kind of addition to the code that it needs."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("| To add | Write |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()[2:]]

@@ -1,4 +1,4 @@
-"""Whatever a public function is given, what reaches the caller is an error of ours."""
+"""Public functions raise only errors of farandole's, for any argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which gradients are reduced together: properties of every plan, and a few plans by hand."""
+"""Bucket plans, which group gradients: properties of every plan, and a few plans by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_group_has_buckets_of_its_own_whatever_their_size() -> None:
     ]  # fmt: skip
     assert grouped(rows, 64) == [
         ("float32", [0]), ("float32", [2]),
-        ("float32", [1, 4]), ("float64", [3]),  # when its last one is ready
+        ("float32", [1, 4]), ("float64", [3]),  # launched when its last tensor is ready
         ("float32", [5]),
     ]  # fmt: skip
     assert grouped(rows, 1 << 20) == [

@@ -41,7 +41,7 @@ MISTAKES = [
     (["run", "-np", "1", "/"], 126, "is a directory"),
     (["info", "--bogus"], 2, "--bogus"),
     (["plan"], 2, "required"),
-    # What would take for ever is refused before it is begun.
+    # A plan that would take for ever is refused at once.
     (["plan", "all_reduce", "--ranks", "100000"], 2, "elements may be at most 10,000,000"),
     (["plan", "all_to_all", "--ranks", "1000"], 2, "elements (or 512) may be at most 5,000,000"),
     (["plan", "all_reduce", "--ranks", f"1{'0' * 25}"], 2, "at most 2147483647"),

@@ -1,5 +1,5 @@
-"""What reads bytes of other processes and files, with damaged ones: each raises what it promises,
-and nothing else, however they are damaged. (Those of the core: tests/fuzz.)"""
+"""Decoders of bytes from other processes and files raise only the errors that they promise, however
+the bytes are damaged. tests/fuzz does the same for decoders of the core."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from farandole._trace.parts import TraceError
 from farandole.parameter_server import _snapshots, _wire
 from farandole.parameter_server._rows import Rows
 
-MUTATIONS = 400  # of each
-# What generic damage seldom hits: numbers at the edges of what fields hold, and nesting.
+MUTATIONS = 400  # per decoder
+# Values that generic damage seldom hits: numbers at the limits of fields, and deep nesting.
 WORDS = [
     *(b"1e999", b"-1", b"NaN", b"null", b"true", b'""', b"{}", b"18446744073709551616"),
     *(b"[" * 5000, b'{"a":' * 3000, b"9" * 5000, b"\xff\xff\xff\xff", b"\x00" * 8),
@@ -83,7 +83,7 @@ NEW = _wire.described([(piece, np.ones(piece.shape, piece.dtype)) for piece in P
 
 
 def gradients(data: bytes) -> None:
-    """A table and what it is about."""
+    """Decodes a message: its table, then the values that the table describes."""
     numbers = np.frombuffer(data[: len(data) // 8 * 8], np.int64)
     split = len(GRADIENTS[0])
     table, values = numbers[:split], numbers[split:].view(np.uint8)
@@ -148,7 +148,7 @@ DECODERS: dict[str, Decoder | Callable[[Path], Decoder]] = {
 
 
 def damaged(sample: bytes, draw: random.Random) -> bytes:
-    """By one to four changes."""
+    """The sample after one to four random changes."""
     data = bytearray(sample)
     for _ in range(draw.randint(1, 4)):
         at, end = sorted(draw.randint(0, len(data)) for _ in range(2))

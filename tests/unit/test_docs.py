@@ -1,4 +1,4 @@
-"""What the documentation says of the code is true of the code."""
+"""The documentation matches the code: tables, links and names of tests."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from farandole._draw.timeline import LATE, QUEUED, RED, draw_step
 
 
 def boxes(scene: Scene, colour: str) -> list[tuple[float, float]]:
-    """Of the bars, not of the legend: their begin and length in pixels."""
+    """Begin and length of the bars in pixels, without the box of the legend."""
     found = [m for m in scene.marks if isinstance(m, Box) and m.fill == colour]
     return [(m.x, m.width) for m in found[:-1]]
 
@@ -42,7 +42,7 @@ def named_steps(directory: Path, steps: int = 3) -> Path:
 
 def test_a_step_goes_from_forward_to_optimizer_and_bars_are_where_they_were(tmp_path: Path) -> None:
     scene = draw_step(_trace.load(named_steps(tmp_path)), 1)
-    pixels = (WIDTH - LEFT - RIGHT) / 800  # of a microsecond
+    pixels = (WIDTH - LEFT - RIGHT) / 800  # per microsecond
     assert boxes(scene, SKY) == [pytest.approx((LEFT, 300 * pixels))] * 2
     assert boxes(scene, ORANGE) == [pytest.approx((LEFT + 640 * pixels, 50 * pixels))] * 2
     assert boxes(scene, QUEUED) == [pytest.approx((LEFT + 450 * pixels, 240 * pixels))] * 2
@@ -51,7 +51,7 @@ def test_a_step_goes_from_forward_to_optimizer_and_bars_are_where_they_were(tmp_
 
 
 def late_step(directory: Path, size: int, late: int, by: float = 400) -> Path:
-    """One step of 1000 µs: a rank launches its only bucket late, the others stand still for it."""
+    """One step of 1000 µs. A rank launches its only bucket late, and the others wait for it."""
     for rank in range(size):
         begin = 300 + (by if rank == late else 0)
         part = Part(rank, size=size).add("user", MAIN, 0, begin, "backward")
@@ -106,7 +106,7 @@ def test_the_late_rank_is_among_those_that_are_drawn(tmp_path: Path) -> None:
 def test_waits_of_other_steps_do_not_count_against_this_ones_overlap(tmp_path: Path) -> None:
     for rank in (0, 1):
         part = Part(rank).add("user", MAIN, 0, 100, "forward")
-        part.step(100, 300).wait(0, 90, final=True)  # what is left of the step before
+        part.step(100, 300).wait(0, 90, final=True)  # the rest of the step before
         part.operation(0, 100, 100, 300).wait(250, 300, final=True).write(tmp_path)
     assert words(draw_step(_trace.load(tmp_path)))[1].startswith("75% of the time")
 

@@ -1,4 +1,4 @@
-"""What extras bring: completion, frameworks, pictures; and what is said where one is missing."""
+"""Extras: completion, frameworks and pictures, and the message if one is missing."""
 
 from __future__ import annotations
 

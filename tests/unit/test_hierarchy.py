@@ -1,4 +1,4 @@
-"""Schedules over hosts: proved for any ranks on any hosts, and what their links carry."""
+"""Schedules over hosts: proofs for any ranks on any hosts, and the load of their links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELLED = ["hierarchical", "whole_host"]
 
 
 def link_share(name: str, host_of: list[int], count: int = 960) -> float:
-    """What the busiest link carries, as parts of the data."""
+    """Elements that the busiest link carries, as a fraction of the count."""
     world = _plan.plan_world("all_reduce", name, len(host_of), count, host_of=host_of)
     return _plan.link_elements(world, host_of) / count
 

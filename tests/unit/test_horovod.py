@@ -32,7 +32,7 @@ def python(*words: str, cwd: Path | None = None, **environment: str) -> tuple[st
 
 
 def under_run(*command: str, cwd: Path | None = None, **environment: str) -> tuple[list[str], str]:
-    """What two ranks of `farandole run --horovod` print."""
+    """Output lines of two ranks under `farandole run --horovod`, and their stderr."""
     run = ["-m", "farandole", "run", "--horovod", "-np", "2", "--no-prefix", "--"]
     out, err = python(*run, *command, cwd=cwd, OMP_NUM_THREADS="1", **environment)
     return out.splitlines(), err
@@ -167,7 +167,7 @@ def test_horovods_names_in_torch() -> None:
     assert out == "True farandole.torch.elastic\nTrue\n"
 
 
-# What programs import: of Horovod's documentation, its examples, and public programs that use it.
+# Names that programs import: Horovod's documentation and examples, and public programs with it.
 WHO = "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size"
 BUILT = (
     "mpi_built mpi_enabled mpi_threads_supported gloo_built gloo_enabled nccl_built ddl_built "

@@ -1,4 +1,4 @@
-"""What launchers leave in the environment, and who is taken to have started a process."""
+"""Detection of the launcher that started a process, by its environment variables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOROVOD = {
 }  # fmt: skip
 LOCAL = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
-# What ranks find who are number 1 of 4 on one host.
+# The environment of rank 1 of 4 on one host, by launcher.
 STARTED = {
     "farandole": PLAIN | LOCAL | HOROVOD | {"FARANDOLE_RUN_ID": "ours"},
     "torchrun": PLAIN | LOCAL | {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"},
@@ -76,7 +76,7 @@ def test_a_launcher_is_found_by_what_it_sets(key: str) -> None:
     [
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.77.0"}, "slurm"),  # srun --mpi=pmix
         ({"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_JOBID": "77.0"}, "slurm"),  # srun --mpi=pmi2
-        (PLAIN, "slurm"),  # a script's own words for the same
+        (PLAIN, "slurm"),  # set by the batch script itself
         (HOROVOD, "slurm"),
         (MPICH, "hydra"),
         (OPEN_MPI, "open-mpi"),
@@ -156,7 +156,7 @@ def test_ranks_on_several_hosts_are_counted(
     assert (found.launcher.key, *found[1:]) == expected
 
 
-# Outer and inner launcher, which number different things.
+# An outer and an inner launcher, whose numbers differ.
 INSIDE = [
     (SRUN, OPEN_MPI, "open-mpi"),
     (SRUN, MPICH, "hydra"),
@@ -287,7 +287,7 @@ def test_ranks_of_one_job_have_one_name() -> None:
         (STARTED["farandole"], {"MASTER_ADDR": "a"}, "ours"),
         (HOSTS | {"FARANDOLE_RUN_ID": "x"}, {"SM_CURRENT_HOST": "algo-1"}, "x"),
         (PLAIN, {}, ""),
-        (MPICH, {}, ""),  # on each host another process
+        (MPICH, {}, ""),  # another process on each host
         (INTEL, {}, ""),
     ],
 )
@@ -324,7 +324,7 @@ NAME += ", 4, 0, os.environ))"
 
 
 def test_where_no_variable_names_the_job_its_process_does() -> None:
-    """Also through a shell between the ranks and it, if it has the name of a launcher's."""
+    """The process must have the name of a launcher. A shell between it and the ranks is skipped."""
 
     def ask(script: str) -> list[str]:
         done = subprocess.run(

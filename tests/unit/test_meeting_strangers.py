@@ -1,4 +1,4 @@
-"""A stranger on the way between ranks that meet, who does not know their secret."""
+"""An attacker between ranks that meet, which does not know their secret."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def said_frames() -> list[bytes]:
 
 
 def heard(data: bytes, role: bytes = b"client") -> tuple[list[Any], Exception | None]:
-    """Of these bytes, and why no more is."""
+    """The messages that are received from these bytes, and the error that ends them."""
     words: list[Any] = []
     with two_ends() as (ours, theirs):
         ours.sendall(data)
@@ -97,7 +97,7 @@ def test_no_byte_of_words_can_be_changed() -> None:
         changed[at] ^= 1
         words, error = heard(frames[0] + changed + frames[2] + frames[3])
         assert (at, words) == (at, SAID[:1])
-        # A length that is too large, or descriptors over TCP, are found before the seal.
+        # A length that is too large, or descriptors over TCP, are noticed before the seal.
         assert isinstance(error, Changed if at >= HEAD.size else (Changed, OSError))
 
 
@@ -108,8 +108,8 @@ def test_words_are_not_sent_back_to_who_has_said_them() -> None:
 
 
 class Way:
-    """To rank 0. On the first connection one byte is changed: that at `offset` of what passes in a
-    `direction`, 0: to rank 0."""
+    """A relay to rank 0 that changes one byte: the byte at `offset` of those that pass in a
+    `direction` (0: to rank 0)."""
 
     def __init__(self, port: int, direction: int, offset: int) -> None:
         self._to, self._direction, self._left = port, direction, offset
@@ -172,9 +172,9 @@ def free_port() -> int:
 
 
 _GREETING = len(connection.MAGIC) + connection.NONCE
-# Of what rank 1 says: first words, nonce, proof, a length, its words.
+# Offsets in the bytes from rank 1: magic, nonce, proof, a length, its words.
 _THERE = [0, 20, _GREETING + 1, _GREETING + 32, _GREETING + 32 + HEAD.size + 3]
-# Of what rank 0 says: the same; its words are the table.
+# Offsets in the bytes from rank 0: the same; its words are the table.
 _BACK = [0, 20, _GREETING + 1, _GREETING + 32, _GREETING + 32 + HEAD.size + 12]
 
 
@@ -201,7 +201,7 @@ def test_ranks_have_met_as_they_said_or_say_why_not() -> None:
             told = (direction, offset, *map(repr, ends))
             assert way.has_changed, told
             right = [words_of(rank) | {"among": ""} for rank in range(2)]
-            # A rank whose greeting was lost tries again, and then nothing is changed any more.
+            # A rank whose greeting was lost tries again, and then no byte is changed any more.
             assert all(end == right or isinstance(end, Error) for end in ends), told
             assert (ends[0] == right) == (ends[1] == right), told
 

@@ -1,4 +1,4 @@
-"""How ranks of several hosts hand each other their words."""
+"""The rendezvous: how ranks of several hosts exchange what they know of themselves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def meeting_of(rank: int, size: int, seconds: float, **how: Any) -> _meeting.Mee
 def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While nobody listens there yet, the kernel may give rank 1 the port that it connects to."""
+    """Before rank 0 listens there, the kernel may give rank 1 the very port that it connects to."""
     with socket.create_server((HERE, 0)) as found:
         port = found.getsockname()[1]
     connect, reached_itself = socket.create_connection, threading.Event()
@@ -74,7 +74,7 @@ def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
     assert found_by[1] == found_by[0]
 
 
-# ---- whom rank 0 waits for, and what it says meanwhile ----
+# ---- the ranks that rank 0 waits for, and its warnings meanwhile ----
 
 
 def free_port() -> int:
@@ -141,7 +141,7 @@ def test_who_is_missing_is_said_while_others_wait(meet: Meet) -> None:
 def test_rank_0_does_not_stay_where_all_have_come_and_one_is_refused(meet: Meet) -> None:
     port, began = free_port(), time.monotonic()
     first, second = meet(0, 3, port), meet(1, 3, port)
-    time.sleep(0.3)  # the last one is the one that is refused
+    time.sleep(0.3)  # so that the last one is refused
     for outcome in (meet(2, 3, port, odd=True), first, second):
         with pytest.raises(RendezvousError, match=r"^rank 2 is odd\n"):
             outcome.result(20)
@@ -165,7 +165,7 @@ def test_rank_0_that_cannot_join_tells_the_others(meet: Meet) -> None:
 
 
 def test_ranks_meet_at_any_address_of_rank_0(meet: Meet) -> None:
-    """Such as 127.0.1.1, which its name means on its own host, and the one that others know."""
+    """Such as 127.0.1.1, which its own host has for its name, and the one that other hosts use."""
     port = free_port()
     first = meet(0, 2, port, at=["127.0.1.1", HERE])
     assert meet(1, 2, port).result(20) == first.result(20)
@@ -202,7 +202,7 @@ def reached(port: int) -> socket.socket:
 
 
 def prove(connected: socket.socket, secret: bytes = b"secret") -> Connection:
-    """As a rank that has come."""
+    """Greets rank 0 and proves the secret, as a rank does."""
     until, talk = time.monotonic() + 20, Connection(connected)
     nonce = b"n" * connection.NONCE
     talk.send_bytes(connection.MAGIC + nonce, until)
@@ -225,7 +225,7 @@ def test_a_rank_that_ended_while_it_waited_leaves_its_place(meet: Meet) -> None:
 
 
 def test_who_comes_as_a_meeting_ends_is_told_nothing_that_is_no_greeting(meet: Meet) -> None:
-    """So a rank of another world looks again, for who has the place then."""
+    """So a rank of another world tries again, and reaches the next rank 0."""
     port = free_port()
     first = meet(0, 2, port)
     with reached(port) as early:
@@ -278,7 +278,7 @@ def test_what_no_rank_says_is_a_strangers_word(meet: Meet) -> None:
 
 
 def test_words_that_drip_are_given_up_in_time() -> None:
-    """The deadline is for all that is taken, and not for each byte."""
+    """The deadline is for the whole message, not for each byte."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor() as pool:
 
@@ -305,7 +305,7 @@ def test_words_of_many_ranks_are_heard() -> None:
 
 
 def test_descriptors_of_many_ranks_come_with_words() -> None:
-    """More than the kernel takes at once."""
+    """They are more than the kernel passes in one message."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as thread:
         sent = thread.submit(Connection(ours).send, {"words": 1}, [ours.fileno()] * 600)
@@ -319,7 +319,7 @@ def test_descriptors_of_many_ranks_come_with_words() -> None:
 
 
 class Store:
-    """As torch.distributed's: ``get`` waits."""
+    """A store like that of torch.distributed: ``get`` waits."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -359,20 +359,20 @@ def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() ->
 def in_store(
     store: Store, rank: int, size: int = 3, seconds: float = 20, name: str = "job", **more: Any
 ) -> Any:
-    """The round of these ranks, as one of them meets the others."""
+    """Meets the other ranks through the store. Returns the round in which they met."""
     meeting = meeting_of(rank, size, seconds)
     return _meeting.meet_in(store, name, meeting, words_of(rank, **more), odd)
 
 
 def test_words_of_ranks_that_met_there_before_count_for_nothing() -> None:
-    """torchrun's store stays: a rank that comes first finds the last round, which has ended well,
-    was refused, or was cut off by a death; and so does rank 0 find words that others have left."""
+    """torchrun's store outlives ranks. A rank may find the last round, which succeeded, was refused
+    or was cut off by a death, and rank 0 may find words of ranks that are gone."""
     store = Store()
     with ThreadPoolExecutor(3) as threads:
         for came in (3, 2, 1, 3):
             seconds = 20 if came == 3 else 0.3
             others = [threads.submit(in_store, store, r, run=came) for r in range(1, came)]
-            time.sleep(0.1)  # they find the round before
+            time.sleep(0.1)  # so that they find the round before
             first = threads.submit(in_store, store, 0, seconds=seconds, run=came)
             if came < 3:
                 for each in (first, *others):
@@ -480,7 +480,7 @@ def test_what_nobody_has_told_is_raised_and_told() -> None:
 
 
 def comes(job: str, rank: int, ranks: int, size: int | None = None, **how: Any) -> Here:
-    """`size`: of the world, as this rank has been told."""
+    """Meets the ranks of this host. `size`: the world's, as this rank believes."""
     size = size or ranks
     seconds = how.pop("seconds", 20)
     mine = _meeting.who(rank, size) | _meeting.alike("") | how
@@ -496,7 +496,7 @@ def come(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def outcome(meets: Callable[[], Here]) -> str:
-    """What a meeting raises; "met" where nothing."""
+    """The verdict of the error that a meeting raises; "met" if it raises none."""
     try:
         close(meets())
     except Error as error:
@@ -560,7 +560,7 @@ def test_a_meeting_can_be_tried_again_at_once_after_a_refusal() -> None:
 
 
 def name_of(job: str) -> str:
-    """Under which the first rank listens: looked up, not computed."""
+    """The abstract address at which the first rank listens: looked up, not computed."""
     for _ in range(2000):
         for line in Path("/proc/net/unix").read_text().splitlines():
             if "@farandole-" in line and line.endswith(f"-{os.getpid()} {job}"):
@@ -574,7 +574,7 @@ def reached_here(job: str) -> socket.socket:
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             found.connect(name_of(job))
-        except ConnectionRefusedError:  # the name is taken before somebody listens there
+        except ConnectionRefusedError:  # the name is bound before its owner listens
             found.close()
             time.sleep(0.005)
         else:
@@ -594,7 +594,7 @@ def test_strangers_on_this_host_hold_nobody_up(come: Meet) -> None:
 
 
 def test_a_rank_that_leaves_its_place_ends_the_meeting_on_its_host(come: Meet) -> None:
-    """Before all have come, and after."""
+    """The rank leaves before all have come, or after."""
     for size in (3, 2):
         job = f"leaves {size}"
         first = come(job, 0, size)
@@ -631,7 +631,7 @@ def test_a_process_of_another_user_is_let_in_by_nobody(come: Meet) -> None:
 
 
 def tables_of(ranks: list[Connection]) -> set[bytes]:
-    """What they have been handed, by digest; read as it comes, in any order."""
+    """Digests of the tables that ranks receive, read as they arrive, in any order."""
     said = {rank.fileno(): bytearray() for rank in ranks}
     missing = dict.fromkeys(said, connection.HEAD.size)
     by_number = {rank.fileno(): rank for rank in ranks}
@@ -656,8 +656,8 @@ def tables_of(ranks: list[Connection]) -> set[bytes]:
 
 
 def test_a_thousand_ranks_meet_and_strangers_do_not_keep_them_from_it(meet: Meet) -> None:
-    """The protocol without processes: the backlog of connections, the descriptors and the table
-    that each gets are as in a world of that size."""
+    """The protocol without processes. The backlog of connections, the descriptors and the tables
+    are as in a world of that size."""
     size, port = 1000, free_port()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

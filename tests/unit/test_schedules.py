@@ -379,8 +379,8 @@ def test_every_collective_has_a_quick_and_a_sparing_planner(
 
 
 def longest_path(world: list[_plan.Lanes]) -> int:
-    """Bytes, or elements, that somebody has to wait for, if a transfer begins when both its ends
-    have come to it and a step ends with its halves. For one lane."""
+    """Bytes, or elements, on the critical path of one lane. A transfer begins when both its ends
+    have reached it, and a step ends when both its halves have ended."""
     steps = [lanes[0] for lanes in world]
     at, now = [0] * len(world), [0] * len(world)
     ends: list[dict[str, int]] = [{} for _ in world]  # of the halves of the present step

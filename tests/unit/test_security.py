@@ -1,4 +1,4 @@
-"""What SECURITY.md promises: each row names the tests that show it, and these exist."""
+"""The promises of SECURITY.md: each row names tests that prove it, and these exist."""
 
 from __future__ import annotations
 

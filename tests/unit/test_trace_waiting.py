@@ -1,4 +1,4 @@
-"""Who waited for whom, on traces made by hand: times in microseconds."""
+"""Waits of ranks for each other, in traces made by hand. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_one_rank_ends_before_another_begins_ends_its_wait(tmp_path: Path) 
 
 
 def test_a_program_stands_still_for_the_operation_whose_turn_it_is(tmp_path: Path) -> None:
-    """Rank 1 submits both late. While the first moves, nobody waits for a rank."""
+    """Rank 1 submits both late. While the first one moves data, no rank waits for another."""
     mine = Part(0).operation(1, 10, 10, 60).operation(2, 20, 60, 110)
     mine.wait(30, 110, final=True).wait(31, 60).write(tmp_path)
     Part(1).operation(1, 40, 40, 60).operation(2, 80, 80, 110).wait(90, 110).write(tmp_path)

@@ -1,4 +1,4 @@
-"""Tuning tables: what is believed, what is chosen, what is told about it, what is fitted."""
+"""Tuning tables: their validation, the choice of algorithm, its explanation, and the fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ORDERS = {
 
 
 def drawn(seed: int) -> str:
-    """A table that no machine has, but that is believed."""
+    """A random table, which passes validation though no machine is like it."""
     draw = random.Random(seed)
     return tuning.text({name: 10 ** draw.uniform(-12, -2) for name in NAMES}, f"drawn {seed}")
 
@@ -53,7 +53,7 @@ def test_the_fingerprint_is_of_the_numbers_alone() -> None:
     assert tuning.fingerprint(tuning.text(numbers, "here")) == tuning.fingerprint(
         tuning.text(numbers, "elsewhere")
     )
-    # Equal numbers, but paths are not chosen by those that nobody has measured.
+    # The numbers are equal, but unmeasured ones, the defaults, do not choose paths.
     assert tuning.fingerprint(tuning.text(numbers, "here")) != tuning.fingerprint()
     assert not tuning.is_measured()
     assert tuning.is_measured(tuning.text(numbers, "here"))
@@ -97,7 +97,7 @@ def test_garbled_text_is_refused() -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the table of this host lies in this test; nothing is there yet."""
+    """The path of this host's table in this test. No file is there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FARANDOLE_TUNING", "auto")
     monkeypatch.setattr(kept, "usable_cores", lambda: 8)
@@ -105,7 +105,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(**changes: Any) -> kept.Kept:
-    """What a measurement might have found."""
+    """The result of a possible measurement: the defaults with `changes`."""
     return kept.Kept(
         kind=kept.kind(),
         measured="2026-01-02 03:04 UTC",
@@ -132,7 +132,7 @@ def test_a_file_is_found_again_and_is_private(cache: Path) -> None:
     assert (found.path, found.why_not) == (str(cache), "")
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
     assert stat.S_IMODE(cache.parent.stat().st_mode) == 0o700
-    fill(cache, ll_start=3e-6)  # over the old one
+    fill(cache, ll_start=3e-6)  # replaces the old table
     assert tuning.numbers(table.for_world(2))["ll_start"] == 3e-6
     assert [p.name for p in cache.parent.iterdir()] == [cache.name]
 
@@ -168,7 +168,7 @@ def test_a_quieter_table_stays_and_a_noisier_one_goes(cache: Path) -> None:
 
     assert after(0.4) == (0.4, 1)
     assert after(0.1) == (0.1, 2)  # quieter
-    assert after(0.3) == (0.1, 3)  # noisier; that it was tried is kept
+    assert after(0.3) == (0.1, 3)  # noisier: only the number of tries changes
     assert after(0.12) == (0.12, 4)  # as good, and newer
     assert after(0.3, force=True) == (0.3, 5)
 
@@ -190,7 +190,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 
 def sealed(text: str) -> bytes:
-    """With a checksum that fits."""
+    """The text with a checksum that matches."""
     return text.encode() + b"check=%08x\n" % crc32(text.encode())
 
 
@@ -296,7 +296,7 @@ def questions(seed: int) -> dict[str, Any]:
 
 
 def usual_path(collective: str, bytes_in: int, ranks: int, *, shared: bool, foreign: bool) -> str:
-    """What runs where nothing is measured, in so many words."""
+    """The path that runs without a measured table: an independent statement of the rule."""
     if bytes_in <= LINES:
         return "ll"
     if shared and collective in ("all_reduce", "reduce"):
@@ -331,7 +331,7 @@ def test_without_a_table_paths_are_the_usual_ones() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_measured_choice_is_the_usual_one_or_much_less(seed: int) -> None:
-    """Nothing that is allowed is predicted to take less than 90 % of what is chosen."""
+    """No allowed algorithm has a predicted time below 90 % of the chosen one's."""
     for q in range(100):
         question, text = questions(1000 * seed + q), drawn(seed)
         rows = tuning.explain(**question, text=text)
@@ -417,7 +417,7 @@ def test_mpis_own_way_takes_what_was_measured() -> None:
     assert row["seconds"] == pytest.approx(2 * 1e-5 + 1e-9 * 1.5 * 4000)
 
 
-# ---- what info --why tells ----
+# ---- the output of info --why ----
 
 WHY = f"""\
 all_reduce of 4 MiB float32, 3 ranks on this host, memory caller, level canonical: cico
@@ -434,7 +434,7 @@ cico              path           507  chosen: the only one allowed
 
 @pytest.fixture
 def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host where ranks that meet find that the kernel's copies are slow."""
+    """A host on which ranks measure that copies by address are slow."""
     monkeypatch.setattr(_why, "_by_address", lambda *_: (False, "it is slow here"))
 
 
@@ -481,7 +481,7 @@ def test_why_asks_two_ranks_about_addresses(
         answer = facts["by address"]
         if expected is not None:
             assert (answer["used"], answer["why not"]) == expected
-        # Told to do so, they do, wherever the kernel lets them.
+        # With FARANDOLE_CMA=1 they copy by address if the kernel allows it.
         assert facts["choice"] == ("cma" if answer["used"] else "cico")
         assert answer["used"] or answer["why not"]
 
@@ -523,7 +523,7 @@ def test_mistakes_in_why_are_one_line(
 
 
 def samples(text: str, noise: float = 0.0) -> list[fit.Sample]:
-    """What a host would show of which the model is true."""
+    """Times that would be measured on a host that matches the model."""
     draw = random.Random(3)
     found = []
     rows = [("all_reduce", path) for path in fit.PATHS]
@@ -560,7 +560,7 @@ def test_what_the_times_do_not_tell_stays_as_it_was() -> None:
 
 
 def test_times_that_make_no_sense_give_a_table_that_is_believed() -> None:
-    """Longer data, shorter time: no number becomes negative."""
+    """More data take less time here. No number may become negative."""
     odd = [fit.Sample("all_reduce", p, b, 2, 1e-3 / (b + 1)) for p in fit.PATHS for b in (1, 2000)]
     assert tuning.text(fit.fit(odd).seconds, "odd")
 
@@ -584,7 +584,7 @@ def test_links_stay_until_they_are_measured_again(cache: Path) -> None:
     first = {"network_round": 5e-5, "ll_start": 1e-6}
     assert after(links=True, noise=0.1, **first) == ("written", 5e-5, 1e-6)
     assert after(links=False, noise=0.1, ll_start=2e-6) == ("written", 5e-5, 2e-6)
-    # A noisier host: its own numbers are left out.
+    # The host is noisier: numbers of the host itself are not replaced.
     assert after(links=True, noise=0.3, network_round=6e-5, ll_start=3e-6)[1:] == (6e-5, 2e-6)
     assert after(links=False, noise=0.3, network_round=7e-5)[1:] == (6e-5, 2e-6)
 

@@ -1,6 +1,6 @@
-// How the host learns that a stream has come by, without asking the driver and without polling: a
-// word that the stream writes, and a doorbell that it rings for whoever sleeps. And how far a
-// stream is behind of what was put into it.
+// Tells the host that a stream has reached a mark, without asking the driver and without polling:
+// by a word that the stream writes, and a doorbell that wakes a sleeping thread. Also tells how far
+// a stream is behind the work that was put into it.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ class CompletionCount {
   explicit CompletionCount(std::shared_ptr<const DeviceContext> context)
       : word_(std::move(context), sizeof(uint32_t)) {}
 
-  /// After what is in the stream now, the count is one more, and then `doorbell` rings; less than
-  /// 0: nobody sleeps. The number that tells of it.
+  /// Adds one to the count after the work now in the stream, and then rings `doorbell`; less than
+  /// 0: no thread sleeps. Returns the number to wait for.
   uint32_t mark(const StreamRef& stream, int doorbell = -1);
   /// The same where a kernel will write the number there, last of all that is in the stream.
   uint32_t number_for_kernel() { return ++marked_; }
   DevicePointer address() const { return word_.address(); }
 
-  /// Whether the stream has come by. A lost context never comes by: whoever waits for long asks
-  /// the stream (idle()), which throws.
+  /// Whether the stream has reached the mark, which it never does in a lost context: a long wait
+  /// must ask the stream (idle()), which throws.
   bool reached(uint32_t number) const;
 
  private:
@@ -34,8 +34,8 @@ class CompletionCount {
 };
 
 /// How far a stream is behind. It holds some 1000 calls (1020 with driver 580), and the driver
-/// holds up whoever puts in one more: who drives an engine must not wait there for another rank's
-/// device.
+/// blocks a thread that puts in one more. A thread that drives an engine must not wait there for
+/// another rank's device.
 class Backlog {
  public:
   explicit Backlog(std::shared_ptr<const DeviceContext> context) : marks_(std::move(context)) {}
@@ -45,7 +45,7 @@ class Backlog {
   bool note(const StreamRef& stream);
   /// Whether as much again as between two notes has its place.
   bool has_room() const { return marks_.reached(marked_ - kMostMarks); }
-  /// Of what is in the stream now: whether it is done is known once that many calls follow it.
+  /// The mark that will follow the work now in the stream, once enough calls were put into it.
   uint32_t next_mark() const { return marked_ + 1; }
   bool reached(uint32_t mark) const { return marks_.reached(mark); }
 

@@ -24,7 +24,7 @@ class CopyStreams {
   void look_for_loss() const;
   /// Copies to the host wait for what is in `stream` now.
   void follow(StreamHandle stream);
-  /// What follows in `stream` waits for the copies to the device up to now.
+  /// Later work in `stream` waits for the copies to the device up to now.
   void precede(StreamHandle stream);
 
  private:

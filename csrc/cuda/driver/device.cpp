@@ -41,7 +41,7 @@ class Questions {
     check(functions_.DeviceGetAttribute(&value, attribute, device_), "cuDeviceGetAttribute");
     return value;
   }
-  /// Of one that drivers before CUDA 12 do not know.
+  /// For an attribute that drivers before CUDA 12 do not know.
   bool is_known_and_set(Attribute attribute) const {
     int value = 0;
     const DriverCode code = functions_.DeviceGetAttribute(&value, attribute, device_);

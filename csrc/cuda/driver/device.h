@@ -1,4 +1,4 @@
-// What the driver says of a device, and whether our kernels run on it.
+// A device's properties as the driver reports them, and whether our kernels run on it.
 #pragma once
 
 #include <string>
@@ -45,7 +45,7 @@ struct DeviceProperties {
 /// Throws Error(device), and Error(invalid_argument) where there is no device of this number.
 DeviceProperties device_properties(const Driver& driver, int ordinal);
 
-/// Of all that this process sees.
+/// The properties of all devices that this process sees.
 std::vector<DeviceProperties> all_devices(const Driver& driver);
 
 /// The number of the device that has this address. Throws Error(invalid_argument) where none has.

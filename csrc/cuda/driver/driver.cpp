@@ -31,7 +31,7 @@ void refuse_in_child() {
               {}, "start workers with spawn, or fork before CUDA is first used");
 }
 
-/// Of what a process sees, the driver's answer "no device" tells nothing.
+/// Explains the driver's answer "no device" by the settings that hide devices from this process.
 Error no_device(const Error& said) {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr)
@@ -75,7 +75,7 @@ std::shared_ptr<const Driver> Driver::of_process() {
 }
 
 Driver::Driver(const std::string& file) : library_(file) {
-  // What an old driver lacks is told by its age.
+  // The version comes first: an old driver is refused for its age, not for a missing function.
   const auto get_version = reinterpret_cast<DriverCode (*)(int*)>(
       library_.find("cuDriverGetVersion", "cuDriverGetVersion", 2020));
   if (get_version != nullptr) {

@@ -54,7 +54,7 @@ class PlainMemory : public DeviceMemory {
   Sharing sharing_;
 };
 
-/// Physical memory, mapped here and by whoever gets its descriptor.
+/// Physical memory, mapped here and by each process that gets its descriptor.
 class VirtualMemory : public DeviceMemory {
  public:
   VirtualMemory(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
@@ -77,7 +77,7 @@ class VirtualMemory : public DeviceMemory {
 /// Pages that are registered, by where they begin.
 struct Registrations {
   struct Pages {
-    std::shared_ptr<const DeviceContext> context;  // of whoever came first
+    std::shared_ptr<const DeviceContext> context;  // the first user's
     size_t bytes = 0, users = 0;
   };
   std::mutex mutex;  // guards all

@@ -22,7 +22,7 @@ inline DevicePointer address_of(const void* at) {
   return static_cast<DevicePointer>(std::bit_cast<uintptr_t>(at));
 }
 
-/// Of one allocation, in all processes: a process's random number and a count.
+/// Identifies an allocation among those of all processes: a process's random number and a count.
 struct AllocationId {
   uint64_t process = 0, number = 0;
   auto operator<=>(const AllocationId&) const = default;
@@ -37,8 +37,8 @@ enum class ExportKind : uint8_t {
   ipc,         // the older handles, where that is missing: the owner must be the last to let go
 };
 
-/// What a process needs to map an allocation of another one. The descriptor travels beside the
-/// rest, over a UNIX socket.
+/// The data with which a process maps an allocation of another one. The descriptor travels beside
+/// the rest, over a UNIX socket.
 struct MemoryExport {
   AllocationId id;
   DeviceUuid device{};

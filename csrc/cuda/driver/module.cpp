@@ -10,7 +10,7 @@ namespace farandole::cuda {
 
 namespace {
 
-/// By context and image. Whoever finds one there has its context, too.
+/// By context and image. The caller that finds a module there has its context, too.
 using Modules =
     std::map<std::pair<const DeviceContext*, const void*>, std::weak_ptr<const DeviceModule>>;
 

@@ -12,7 +12,7 @@
 
 namespace farandole::cuda {
 
-/// Of the one struct, also with drivers and devices that take more.
+/// The limit for the one struct of a launch, also with drivers and devices that take more.
 inline constexpr size_t kMostParameterBytes = 4096;
 
 struct LaunchShape {
@@ -57,8 +57,8 @@ class DeviceFunction {
 
 class DeviceModule : public std::enable_shared_from_this<DeviceModule> {
  public:
-  /// `image`: a fatbin, cubin or PTX that stays where it is. Who has loaded it into this context
-  /// has the same: loading one takes memory, and may wait for all that runs there. Throws
+  /// `image`: a fatbin, cubin or PTX that stays where it is. All its users in one context share the
+  /// module: loading one takes memory, and may wait for all that runs there. Throws
   /// Error(device) where it does not fit the device; the words of the driver's compiler are its
   /// evidence.
   static std::shared_ptr<const DeviceModule> load(std::shared_ptr<const DeviceContext> context,

@@ -14,7 +14,7 @@ MulticastProperties properties_of(int devices, size_t bytes) {
   return properties;
 }
 
-/// Of sizes and addresses, those of the memory that is bound, too.
+/// The unit of sizes and addresses, also of the memory that is bound.
 size_t grain_of(const DeviceContext& context, int devices, size_t bytes) {
   const MulticastProperties properties = properties_of(devices, bytes);
   size_t grain = 0;

@@ -10,11 +10,11 @@
 
 namespace farandole::cuda {
 
-/// One process's part in a multicast object. Somebody makes it and the others have it by its
-/// descriptor; each adds its device; and when all have, each binds memory of its own.
+/// One process's part in a multicast object. One process makes it, and the others open it by its
+/// descriptor. Each adds its device; and when all have, each binds memory of its own.
 class Multicast {
  public:
-  /// What each of `devices` shall bind, rounded up to what the driver takes.
+  /// The bytes that each of `devices` shall bind: `bytes`, rounded up to the driver's granularity.
   static size_t whole_bytes(const DeviceContext& context, int devices, size_t bytes);
   static std::unique_ptr<Multicast> make(const std::shared_ptr<const DeviceContext>& context,
                                          int devices, size_t bytes);

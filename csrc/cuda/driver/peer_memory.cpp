@@ -18,7 +18,7 @@ bool sees(const DeviceContext& context, const DeviceUuid& uuid) {
   return false;
 }
 
-/// What the driver says of memory on a device that nobody could ask it about before.
+/// The driver's refusal to map memory on a device that this process does not see.
 Error out_of_sight(const Error& refusal, const DeviceUuid& uuid) {
   DeviceProperties hidden;
   hidden.uuid = uuid;

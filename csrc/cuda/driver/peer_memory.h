@@ -1,4 +1,4 @@
-// Memory of other processes, mapped into this one: once for each allocation, whoever asks.
+// Memory of other processes, mapped into this one: once for each allocation.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// What the driver's error codes mean for us: a kind of error, a sentence and an advice each.
+// The meaning of the driver's error codes: a kind of error, a sentence and an advice for each.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace farandole::cuda {
 
-/// Those that somebody decides on.
+/// The codes that have branches of their own.
 inline constexpr DriverCode kSuccess = 0;
 inline constexpr DriverCode kInvalidValue = 1;
 inline constexpr DriverCode kOutOfMemory = 2;

@@ -154,7 +154,7 @@ DeviceStream::DeviceStream(std::shared_ptr<const DeviceContext> context)
 }
 
 DeviceStream::~DeviceStream() {
-  // Whoever unwinds frees next what the stream may still use.
+  // Unwinding frees memory next that the stream may still use.
   context_->at_end("cuStreamSynchronize",
                    [&](const auto& driver) { return driver.StreamSynchronize(handle_); });
   context_->at_end("cuStreamDestroy",

@@ -48,19 +48,19 @@ class StreamRef {
   void fill(DevicePointer to, uint8_t value, size_t bytes) const;
   /// `words` of four bytes, each of which its readers see whole.
   void fill_words(DevicePointer to, uint32_t value, size_t words) const;
-  /// What follows waits for what the event was last recorded after.
+  /// Later work waits for the work before the last record of the event.
   void wait(const DeviceEvent& event) const;
-  /// What follows waits until another rank or the host has written the word, which only grows
-  /// (modulo 2^32).
+  /// Later work waits until another rank or the host has written the word, which only grows (modulo
+  /// 2^32).
   void wait(DevicePointer word, uint32_t value) const;
   /// The same; false, and nothing waits, where the driver cannot let streams wait for words.
   bool try_wait(DevicePointer word, uint32_t value) const;
   /// At most 255 words. False, and nothing happens, where the driver cannot do so.
   bool try_batch(WordBatch batch) const;
-  /// What follows waits until the word has one of these bits.
+  /// Later work waits until the word has one of these bits.
   void wait_for_bits(DevicePointer word, uint32_t bits) const;
-  /// Writes a word once all before it is done, and its results can be seen. Whoever reads the word
-  /// needs no call of the driver.
+  /// Writes a word once all before it is done, and its results can be seen. Readers of the word
+  /// need no call of the driver.
   void write(DevicePointer word, uint32_t value) const;
   /// Then `act(user)` runs, in a thread of the driver's. It must not call the driver, nor wait. It
   /// does not run at all if the context is lost before.
@@ -68,7 +68,7 @@ class StreamRef {
   /// Then the descriptor is rung (base/fd.h), which is open for as long as that may happen.
   void ring(int event_fd) const;
 
-  /// Whether what is put into it becomes part of a graph instead.
+  /// Whether work put into it becomes part of a graph instead.
   bool is_captured() const;
   /// Throws Error(invalid_argument) where that is so.
   void refuse_capture() const;
@@ -91,8 +91,8 @@ class StreamRef {
 class DeviceStream : public StreamRef {
  public:
   explicit DeviceStream(std::shared_ptr<const DeviceContext> context);
-  /// Waits until all is done, so that what was made before the stream is free afterwards. Whoever
-  /// gives up a kernel that spins sets its abort word first.
+  /// Waits until all is done, so that memory made before the stream is free afterwards. To give up
+  /// a kernel that spins, set its abort word first.
   ~DeviceStream();
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;

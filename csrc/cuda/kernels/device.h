@@ -1,9 +1,9 @@
 // The machine that kernels are written for. nvcc and NVRTC give CUDA's; any other compiler one that
 // a host executor runs (tests/cuda/executor.h), so that tests run the kernels' own source.
 //
-// What peers write is read by load_peer and what they read is written by store_peer: never through
-// the non-coherent cache, which nobody invalidates. Order between ranks comes from load_acquire and
-// store_release alone, whose scope is the whole system.
+// Memory that peers write is read by load_peer, and memory that they read is written by store_peer:
+// never through the non-coherent cache, which nobody invalidates. Order between ranks comes from
+// load_acquire and store_release alone, whose scope is the whole system.
 //
 // FARANDOLE_DEVICE functions are inlined; FARANDOLE_DEVICE_APART ones are not: what is rare stands
 // once in the module instead of at each of a hundred places.
@@ -14,12 +14,12 @@
 
 namespace farandole::cuda {
 
-/// What one access moves at most.
+/// The most that one access moves.
 struct alignas(16) Pack {
   uint32_t words[4];
 };
 
-/// What an access of so many bytes moves.
+/// The type that an access of so many bytes moves.
 template <size_t bytes>
 struct WordOf {
   using type = Pack;

@@ -139,7 +139,7 @@ FARANDOLE_DEVICE void store_release(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(global(word)), "r"(value) : "memory");
 }
 
-/// What was there. Of memory of this device: others may not have it atomically.
+/// Returns the value before. For memory of this device: on that of others it may not be atomic.
 FARANDOLE_DEVICE uint32_t atomic_add(uint32_t* word, uint32_t by) {
   uint32_t before;
   asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;"

@@ -12,7 +12,7 @@
 
 namespace farandole::cuda {
 
-/// What an executor defines.
+/// An executor defines these.
 namespace host {
 struct Indices {
   uint32_t thread, threads, block, blocks;

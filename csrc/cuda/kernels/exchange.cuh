@@ -72,7 +72,7 @@ FARANDOLE_DEVICE void take_in_slot(const OneShot& p, uint32_t set, uint64_t firs
       });
 }
 
-/// A set is written again two meetings later. Whoever writes has met everybody in between, and a
+/// A set is written again two meetings later. Its writer has met everybody in between, and a
 /// rank comes to a meeting when it has done with what it read before: two sets are enough, and the
 /// kernel ends without waiting for those who still read.
 template <typename E>

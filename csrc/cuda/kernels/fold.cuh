@@ -104,7 +104,7 @@ template <typename U>
 struct Two {
   U lower, upper;
 };
-/// Of 32 bytes each, by 1024 threads of a multiprocessor: what memory has under way to keep busy.
+/// Sums of 32 bytes that each of a multiprocessor's 1024 threads has in flight, so memory is busy.
 inline constexpr uint32_t kSumsTogether = 2;
 
 FARANDOLE_DEVICE bool lie_alike(const Fold& job) {
@@ -122,8 +122,8 @@ FARANDOLE_DEVICE Cut cut_of(const Fold& job) {
              lie_alike(job));
 }
 
-/// Of every source, folded, to every destination. Destinations may be sources: all are read before
-/// one is written.
+/// Folds all sources to every destination. Destinations may be sources: all are read before one is
+/// written.
 template <typename E, bool adds>
 FARANDOLE_DEVICE void fold_all(const Fold& job) {
   for_units<1, kPerPack<E>>(

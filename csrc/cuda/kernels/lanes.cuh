@@ -14,7 +14,7 @@ namespace farandole::cuda {
 
 enum class LaneAction : uint8_t { store, fold_upper, fold_lower };
 
-/// What a step does with elements that have arrived: recv = arrived, folded with what is held.
+/// A step's part in elements that have arrived: recv = arrived, folded with held.
 struct Arrival {
   const void* arrived;
   const void* held;
@@ -101,7 +101,7 @@ struct LaneRun {
     return block_broadcast(can);
   }
 
-  /// What the block has done comes before the word: the barrier hands it to thread 0.
+  /// The block's work comes before the word: the barrier hands it to thread 0, which writes.
   FARANDOLE_DEVICE void publish(uint32_t* word, uint32_t* count, uint32_t value) const {
     block_barrier();
     if (thread_index() != 0) return;

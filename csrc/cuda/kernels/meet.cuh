@@ -17,8 +17,8 @@ FARANDOLE_DEVICE uint32_t next_epoch(const Peers& peers, uint32_t channel) {
   return load(&own_flags(peers).epoch[channel]) + 1;
 }
 
-/// What any thread of this block has written or read comes before what peers do after the meeting:
-/// the barrier hands it to the threads that release.
+/// Accesses of all threads of this block come before those of peers after the meeting: the barrier
+/// hands them to the threads that release.
 FARANDOLE_DEVICE void arrive(const Peers& peers, uint32_t channel, uint32_t epoch) {
   block_barrier();
   for (uint32_t r = thread_index(); r < peers.size; r += thread_count())

@@ -3,16 +3,16 @@
 // but these accessors may use such an address, and they no other one. They need compute capability
 // 9.0; device.h has the rest of the machine.
 //
-// What a device's other instructions do at its own addresses of the same memory is ordered by the
-// ends of kernels, and by order_addresses().
+// Accesses by a device's other instructions, at its own addresses of the same memory, are ordered
+// by the ends of kernels, and by order_addresses().
 #pragma once
 
 #include "cuda/kernels/units.cuh"
 
 namespace farandole::cuda {
 
-/// What the switch folds: sums, and of integers also the smallest and the largest. (Of halves it
-/// would have those, too, but nobody says what becomes of a NaN.)
+/// The switch folds sums, and minima and maxima of integers. (It would fold those of halves, too,
+/// but no specification says what becomes of a NaN.)
 template <typename E, Formula formula>
 inline constexpr bool kFoldedBySwitch =
     formula == Formula::add ||

@@ -7,7 +7,7 @@
 
 namespace farandole::cuda {
 
-/// What was done before at other addresses of the same memory comes before what is done after.
+/// Earlier accesses at other addresses of the same memory come before later ones.
 FARANDOLE_DEVICE void order_addresses() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
 // Whole packs. Halves are added as float32, and rounded once.
@@ -75,7 +75,7 @@ FARANDOLE_DEVICE Packed<E> load_folded(const Packed<E>* from) {
   }
 }
 
-/// Of whatever type: no bits are looked at.
+/// For any type: the bits are not interpreted.
 template <typename U>
 FARANDOLE_DEVICE void store_to_all(U* to, const U& unit) {
   const Pack bits = bits_as<Pack>(unit);

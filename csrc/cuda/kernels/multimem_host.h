@@ -3,7 +3,7 @@
 
 namespace farandole::cuda {
 
-/// What an executor defines.
+/// An executor defines these.
 namespace host {
 /// Where the members of a multicast object have what lies at an address of it, and `bytes` on.
 struct Members {
@@ -24,7 +24,7 @@ FARANDOLE_DEVICE Packed<E> load_folded(const Packed<E>* from) {
   for (uint32_t m = 0; m < all.count; ++m)
     unit[m] = load_peer(static_cast<const Packed<E>*>(all.at[m]));
   Packed<E> folded{};
-  if (all.count == 0) return folded;  // whoever was asked knows that it is wrong
+  if (all.count == 0) return folded;  // the executor knows that it is wrong
   for (uint32_t i = 0; i < kPerPack<E>; ++i) {
     auto value = A::widen(unit[all.count - 1].bits[i]);
     for (uint32_t m = all.count - 1; m-- > 0;)

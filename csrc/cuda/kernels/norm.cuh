@@ -9,7 +9,7 @@ namespace farandole::cuda {
 
 FARANDOLE_DEVICE double larger(double most, double x) { return x > most || x != x ? x : most; }
 
-/// What one lane makes of its elements of a tile.
+/// One lane's term, of its elements of a tile.
 template <typename E>
 FARANDOLE_DEVICE double norm_lane(const NormPiece& piece, uint64_t first, uint64_t end,
                                   uint32_t lane, bool largest) {

@@ -1,5 +1,5 @@
-// What kernels are called with: one plain struct each, passed by value. Host and device lay them
-// out alike, and no header of CUDA is needed to fill one. plans.h fills them for each collective.
+// The parameters of kernels: one plain struct each, passed by value. Host and device lay them out
+// alike, and no header of CUDA is needed to fill one. plans.h fills them for each collective.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace farandole::cuda {
 
-/// Of a block. Kernels are right with any number; this is the one that they are compiled for.
+/// Threads of a block. Kernels are right with any number, and compiled for this one.
 inline constexpr uint32_t kThreads = 256;
 
 /// So many blocks of any kernel are resident on a multiprocessor.
@@ -21,15 +21,14 @@ inline constexpr uint32_t kResidentBlocks = 2;
 template <typename Parameters>
 inline constexpr uint32_t kFittingBlocks = kResidentBlocks;
 
-/// Who may share one exchange: a struct with three pointers for each is half of what a launch
-/// takes.
+/// The most ranks of one exchange. Three pointers for each leave room in a launch's parameters.
 inline constexpr uint32_t kMostRanks = 64;
 
 /// A channel is block b of every rank: those meet each other and no other blocks. So an exchange
 /// has at most so many blocks, and equally many on every rank.
 inline constexpr uint32_t kMostChannels = 64;
 
-/// What one block hands over in one round of a one-shot: 16 bytes for every thread.
+/// Bytes that one block hands over in one round of a one-shot: 16 for every thread.
 inline constexpr uint32_t kSlotBytes = 16 * kThreads;
 
 /// fold/fold.h's Scale with the factor in both accumulate types, each converted once.
@@ -191,15 +190,15 @@ struct GraphWords {
   uint32_t theirs[kMostRanks] = {};  // and r's; 0: it did not
 };
 
-/// What is in flags once a rank has given up: it passes for every tag, and stays.
+/// The value of flags once a rank has given up: it passes for every tag, and stays.
 inline constexpr uint32_t kPassesAll = ~uint32_t{0};
-/// Of the captured collective with this number, the same on all ranks. Odd: streams wait for that
-/// bit. Never kPassesAll.
+/// The tag of the captured collective with this number, which is the same on all ranks. Odd, since
+/// streams wait for that bit. Never kPassesAll.
 constexpr uint32_t graph_tag(uint32_t number) { return (number << 1 | 1) & (kPassesAll >> 1); }
 constexpr uint32_t number_of_tag(uint32_t tag) { return tag >> 1; }
 
 /// farandole_graph_arrive and farandole_graph_pass: the two halves of a meeting inside CUDA graphs,
-/// which are replayed as they were captured: so flags take tags, not counts, and whoever has passed
+/// which are replayed as they were captured: so flags take tags, not counts, and a rank that passes
 /// sets them back. Between the two the stream waits for bit 0 of all arrived[channel][…]. A
 /// collective meets in two channels by turns: a rank comes to the one again when the others have
 /// passed it, since they have come to the other one. A rank whose graph has another collective here
@@ -247,8 +246,8 @@ struct Pieces {
 template <>
 inline constexpr uint32_t kFittingBlocks<Pieces> = 4;
 
-/// What an update does to a stretch of one parameter. No two of the arrays overlap, but `shared`
-/// may be the gradient.
+/// The update of a stretch of one parameter. No two of the arrays overlap, but `shared` may be the
+/// gradient.
 struct UpdatePiece {
   void* value = nullptr;
   void* shared = nullptr;          // where other ranks read the new values

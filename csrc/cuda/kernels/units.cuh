@@ -71,7 +71,7 @@ FARANDOLE_DEVICE_APART WordFor<U> scale_word_apart(WordFor<U> word, const Scalin
   return bits_as<WordFor<U>>(scale_elements(bits_as<U>(word), by));
 }
 
-/// Of floats in place: a mean is as frequent as a sum, and a call would cost more.
+/// Floats are scaled inline: a mean is as frequent as a sum, and a call would cost more.
 template <typename E, uint32_t n>
 FARANDOLE_DEVICE Unit<E, n> scale_unit(const Unit<E, n>& unit, const Scaling& by) {
   using U = Unit<E, n>;
@@ -109,8 +109,8 @@ FARANDOLE_DEVICE Cut cut(uint64_t count, uint32_t offset, uint32_t element_bytes
   return {head, (count - head) / per_pack};
 }
 
-/// Who of how many threads takes a unit. Below 2^32 of them, `Index` is uint32_t: addresses of
-/// several units take fewer registers.
+/// The units that one of several threads takes. Below 2^32 elements, `Index` is uint32_t: addresses
+/// of several units take fewer registers.
 template <typename Index>
 struct Turns {
   Index first, step;

@@ -7,7 +7,7 @@ namespace {
 
 bool is_before(uint32_t one, uint32_t other) { return static_cast<int32_t>(one - other) < 0; }
 
-/// Of one channel: what `late` and `next` mean is said of Arrivals::late().
+/// The state of one channel, as Arrivals::late() explains it.
 struct Standing {
   RankBits late = 0;
   bool next = false;  // all stand before a meeting to which they will come

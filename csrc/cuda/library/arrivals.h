@@ -24,9 +24,9 @@ class Arrivals {
   /// Those of steps, and of kernels that spin.
   void ask(const StreamRef& stream, const Flags* steps, const Flags* spins);
   bool asked() const { return asked_; }
-  /// Once that stream is idle: who has not come to a meeting to which others have, or which is the
-  /// next for all; none where all have come to all that is under way. `met`, `spun`: to how many
-  /// meetings this rank's streams will come, of each strand, and by kernels that spin.
+  /// Once that stream is idle: the ranks that have not come to a meeting to which others have, or
+  /// which is the next for all. None where all have come to all that is under way. `met`, `spun`:
+  /// the meetings of this rank's streams, up to those ahead, by strand, and by kernels that spin.
   RankBits late(uint32_t rank, uint32_t size, const std::array<uint32_t, kCudaStrands>& met,
                 uint32_t spun);
 

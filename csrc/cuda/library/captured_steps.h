@@ -1,5 +1,5 @@
 // Steps that become part of a CUDA graph, in the stream that is being captured: how they meet, and
-// what the host hears of replays, which nobody tells it of.
+// how the host learns of replays, of which it is not notified.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace farandole::cuda {
 
-/// Of one exchange. Graphs that have been captured use it as long as it lives.
+/// Belongs to one exchange. Graphs that have been captured use it as long as it lives.
 class CapturedSteps {
  public:
   /// `counts`: in the device's memory, zero at first. Throws Error(device) where kernels are
@@ -27,14 +27,14 @@ class CapturedSteps {
   void end();
   /// In between.
   const StreamRef& stream() const { return *stream_; }
-  /// What is in the stream now comes before what is in everybody's afterwards. Twice a piece.
+  /// Orders the work now in the stream before later work in everybody's streams. Twice per piece.
   void meet(const Peers& peers);
 
   /// Whether there is a graph that has one. Any thread.
   bool has_graphs() const { return *graphs_ > 0; }
   /// Costs nothing. Any thread.
   CudaGraphState state() const;
-  /// Whether somebody has found what state() tells of. Any thread.
+  /// Whether there is an error for state() to report. Any thread.
   bool is_wrong() const { return word(words().wrong) != 0; }
   /// Whether so many replays of collectives have ended. Any thread.
   bool have_ended(uint32_t replays) const;

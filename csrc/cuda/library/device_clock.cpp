@@ -8,7 +8,7 @@ namespace {
 
 /// Two clocks drift apart by some microseconds in that time, and the driver's times have 24 bits.
 constexpr auto kMarkLasts = std::chrono::seconds(1);
-/// Of which the quickest counts: an event on a busy device may be late.
+/// The quickest of so many tries counts: an event on a busy device may be late.
 constexpr int kMarkTries = 3;
 
 }  // namespace

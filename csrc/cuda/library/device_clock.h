@@ -1,4 +1,4 @@
-// When a device's streams came by an event, by the host's clock: for traces.
+// The times at which a device's streams reached events, by the host's clock: for traces.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ClockMark {
   DeviceEvent event;
   TimePoint at;
 
-  /// Of a later event, timed and complete.
+  /// The host's time of a later event, which is timed and complete.
   TimePoint time_of(const DeviceEvent& later) const;
 };
 
@@ -27,7 +27,7 @@ class DeviceClock {
   explicit DeviceClock(std::shared_ptr<const DeviceContext> context)
       : context_(std::move(context)) {}
 
-  /// Of the last second. A new one waits for an idle stream of the device: some microseconds.
+  /// A mark of the last second. A new one waits for an idle stream of the device: microseconds.
   std::shared_ptr<const ClockMark> mark();
 
  private:

@@ -250,7 +250,7 @@ uint32_t Exchange::end(Moments& moments) {
     first.stream.wait(strands_[i].edge);
   }
   moments.complete.record(first.stream);
-  // Whoever sees it may ask for the moments' times.
+  // Comes last: a thread that sees the mark may ask for the moments' times.
   if (!tells_itself_) newest_ = completions_.mark(first.stream);
   note(0);
   if (tables_) tables_->end(newest_, completions_);
@@ -323,7 +323,7 @@ const uint32_t* Exchange::abort_word() const {
   return std::bit_cast<const uint32_t*>(static_cast<uintptr_t>(abort_.address()));
 }
 
-/// What is in the strand's stream now comes before what is in everybody's afterwards.
+/// Orders the work now in the strand's stream before later work in everybody's streams.
 void Exchange::meet(int32_t strand) {
   if (captured_) return captured_->meet(peers());
   Strand& here = strands_[static_cast<size_t>(strand)];
@@ -336,7 +336,7 @@ void Exchange::meet(int32_t strand) {
     if (r != rank_) here.stream.wait(address_of(&flags_of(rank_)->arrived[strand][r]), here.met);
 }
 
-/// What farandole_arrive writes, and waits: one call of the driver.
+/// Writes the words of farandole_arrive, and waits for the others': one call of the driver.
 void Exchange::meet_by_words(Strand& here, int32_t strand) {
   const uint32_t met = here.met + 1;
   WordBatch batch;

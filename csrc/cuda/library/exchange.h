@@ -1,7 +1,7 @@
-// One rank's end of an exchange whose steps are ordered by streams: what the others need of it
-// before a step is done is a word in its flags, and the stream waits for that word itself. So no
-// two kernels have to run at the same time, and ranks may share a device. Where they may count on
-// running at once, one kernel that spins is quicker for little data.
+// One rank's end of an exchange whose steps are ordered by streams: a rank tells of its progress by
+// a word in the others' flags, and their streams wait for that word. So no two kernels have to run
+// at the same time, and ranks may share a device. Where they may count on running at once, one
+// kernel that spins is quicker for little data.
 //
 // Streams arrive and wait by the driver (cuStreamBatchMemOp), not by kernels: a spinning block
 // would fill this process's slices of the device's time, in which others cannot arrive, and to
@@ -34,11 +34,11 @@
 
 namespace farandole::cuda {
 
-/// What moves elements of 1, 2, 4 and 8 bytes, whatever they are.
+/// The dtypes whose kernels move any elements of 1, 2, 4 and 8 bytes.
 inline constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
 
-/// When an operation's arrays are ready, and when it is complete; where it is timed also when it
-/// begins, and since when the host's clock counts.
+/// The events of an operation: its arrays are ready, and it is complete. Where it is timed also its
+/// begin, and the mark from which the host's clock counts.
 struct Moments {
   explicit Moments(const std::shared_ptr<const DeviceContext>& context, Timing timing = Timing::off)
       : ready(context, timing), complete(context, timing) {
@@ -61,7 +61,7 @@ class Exchange {
   /// `image`: the kernels; `nvls`: those for a switch, null: none. Throws Error(device) where the
   /// device lacks what it takes.
   void open_bucket(const void* image, const void* nvls);
-  /// Then: what the others need of it.
+  /// Then: the data with which others map it.
   MemoryExport share() const { return bucket_->share(); }
   uint32_t multiprocessors() const;
   void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors,
@@ -73,7 +73,7 @@ class Exchange {
   /// Drains, and maps no bucket but its own any more; nothing begins afterwards.
   void let_go_of_peers() noexcept;
 
-  /// Ready after what now is in `stream`. Any thread; given back by whoever has done with it.
+  /// Ready after the work now in `stream`. Any thread; given back once unused.
   std::unique_ptr<Moments> moments(const StreamRef& stream, Timing timing = Timing::off);
   void give_back(std::unique_ptr<Moments> moments);
 
@@ -85,7 +85,7 @@ class Exchange {
   LaneRoom lane_room(bool granted) const;
   void run_lanes(const CudaLanes& lanes, const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
-  /// Whether streams take another piece without holding up whoever puts it there.
+  /// Whether streams take another piece without blocking the caller.
   bool has_room() const;
 
   /// This rank's part in a multicast object, which the first rank makes.
@@ -97,9 +97,9 @@ class Exchange {
 
   /// Whether graphs may still use it.
   bool has_graphs() const { return captured_ && captured_->has_graphs(); }
-  /// Graphs that are launched from now on wait for nobody; their results mean nothing.
+  /// Graphs that are launched from now on wait for no rank; their results mean nothing.
   void give_up_graphs() noexcept;
-  /// Of an exchange whose shape says so, once its bucket is open: in place of begin() and end().
+  /// For an exchange whose shape says so, once its bucket is open: replaces begin() and end().
   CapturedSteps& captured() { return *captured_; }
   const CapturedSteps& captured() const { return *captured_; }
 
@@ -116,8 +116,8 @@ class Exchange {
   void complete_before(const Moments& moments, StreamHandle stream) const;
   /// Throws the context's lasting error.
   bool is_idle() const;
-  /// Whose devices keep the streams waiting (Arrivals::late), as soon as it is known: asks for it
-  /// anew each time. Of what is in no graph.
+  /// The ranks whose devices keep the streams waiting (Arrivals::late), as soon as they are known.
+  /// Asks for them anew each time, and not for graphs.
   std::optional<RankBits> look_for_late();
   void drain();
 
@@ -169,7 +169,7 @@ class Exchange {
   uint32_t rank_, size_;
   uint64_t strand_bytes_;
   bool in_graphs_;
-  Fd doorbell_;                                 // our own name for it
+  Fd doorbell_;                                 // a duplicate
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
   std::optional<DeviceFunction> arrive_;
   std::optional<DeviceFunction> await_;            // where streams cannot wait for words

@@ -1,4 +1,4 @@
-// Which kernels an exchange has; and collectives by one kernel on each rank, which waits for the
+// The kernels of an exchange; and collectives by one kernel on each rank, which waits for the
 // others': a one-shot of a small array, or a schedule.
 #include <algorithm>
 #include <array>
@@ -103,7 +103,7 @@ LanesAsked lanes_asked(const CudaLanes& lanes, DType dtype) {
 
 }  // namespace
 
-/// Of the parts of both strands: what steps have there, nobody uses any more once the kernels meet.
+/// Room in the parts of both strands: once the kernels meet, nobody uses the steps' data there.
 LaneRoom Exchange::lane_room(bool granted) const {
   const Room shared = room();
   if (lane_flag_bytes_ == 0 || (shared.ranks_on_device > 1 && !granted)) return {.lanes = 0};

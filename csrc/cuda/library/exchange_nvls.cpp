@@ -1,4 +1,4 @@
-// What an exchange does with one piece that the switch between the devices folds: the steps of
+// Runs one piece of an exchange that the switch between the devices folds: the steps of
 // exchange_pieces.cpp, in a bucket that all devices have at one address.
 #include <array>
 

@@ -1,4 +1,4 @@
-// What an exchange does with one piece: moves, folds, updates.
+// Runs one piece of an exchange: moves, folds, updates.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -13,9 +13,9 @@ namespace {
 /// Arrays of at most so many bytes travel through NCCL as one; larger ones are not worth two
 /// copies.
 constexpr uint64_t kPackedBytes = 1 << 20;
-/// What lies between two of them is reduced, too, and nobody looks at it.
+/// Rounds up. The padding between two arrays is reduced, too, and never read.
 constexpr uint64_t whole_packs(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
-/// So many are quicker by the driver's copies than a table is brought.
+/// The driver copies so many moves faster than a table of them is brought to the device.
 constexpr size_t kFewMoves = 4;
 
 }  // namespace
@@ -181,7 +181,7 @@ DevicePointer Exchange::pack_of(uint64_t bytes) {
   return packs_.back()->address();
 }
 
-/// What is packed depends on kinds, counts and dtype alone: it is the same on all ranks.
+/// The choice of arrays to pack depends on kinds, counts and dtype alone: all ranks choose alike.
 void Exchange::run_nccl(const CudaNcclJob& job) {
   const size_t element = size_of(static_cast<DType>(job.dtype));
   std::vector<CudaNcclCall> calls, small;

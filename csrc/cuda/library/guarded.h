@@ -1,4 +1,4 @@
-// Exceptions end at the border of the library: what was thrown is told in the table's terms.
+// Exceptions end at the border of the library, where they are converted to a CudaFailure.
 #pragma once
 
 #include <exception>
@@ -16,7 +16,7 @@ inline void tell(const Error& error, CudaFailure* failure) {
   copy_cut(error.advice(), failure->advice);
 }
 
-/// What `act` returns; 0 or null where it throws, with what it threw.
+/// Returns what `act` returns; 0 or null where it throws, with its error in `failure`.
 template <typename Act>
 auto guarded(CudaFailure* failure, const Act& act) -> decltype(act()) {
   try {

@@ -10,11 +10,11 @@ namespace farandole::cuda {
 
 /// A fatbin in this library; null where it was built without nvcc.
 const void* kernel_image();
-/// Those for a switch between devices, of compute capability 9.0 and more; null where that nvcc was
-/// older than 12.2, too.
+/// The kernels for a switch between devices, of compute capability 9.0 and more; null where that
+/// nvcc was older than 12.2, too.
 const void* nvls_image();
 
-/// What the fatbin was built with.
+/// The compiler and the targets of the fatbin.
 struct KernelBuild {
   int nvcc = 0;                // 13000: of CUDA 13.0; 0: none
   std::span<const int> codes;  // capabilities that have code of their own; the first has PTX, too

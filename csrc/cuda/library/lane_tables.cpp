@@ -42,8 +42,8 @@ const LanesThere& LaneTables::get(const StreamRef& stream, const LanesAsked& ask
   return table.plan;
 }
 
-/// That of one that nobody reads any more. Where all are read, by so many operations in flight, it
-/// takes more memory. It comes first.
+/// The least recently used table that nothing reads any more, or a new one where operations in
+/// flight read all of them. Puts it first.
 LaneTables::Table& LaneTables::room_for(size_t bytes, const CompletionCount& completions) {
   const size_t room = longest_lane_table(size_);
   if (bytes > room) throw Error(ErrorCode::internal, "a schedule is longer than those of all ways");

@@ -1,4 +1,4 @@
-// Schedules on a device: planned once, and kept there for whoever runs them again.
+// Schedules on a device: planned once, and kept there to be run again.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct LanesThere {
   uint64_t scratch = 0;  // elements
 };
 
-/// Of one rank. What was used least recently makes room for others.
+/// The tables of one rank. The least recently used ones make room for others.
 class LaneTables {
  public:
   /// Takes room for many at once: to allocate it later may wait for all that runs on the device,
@@ -33,7 +33,7 @@ class LaneTables {
   /// Good for what follows in the stream, until end().
   const LanesThere& get(const StreamRef& stream, const LanesAsked& asked,
                         const CompletionCount& completions);
-  /// What was asked for since the last end is read when `number` is reached.
+  /// The tables that were asked for since the last end() are read when `number` is reached.
   void end(uint32_t number);
 
  private:
@@ -58,7 +58,7 @@ class LaneTables {
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   size_t kept_;
-  std::list<Table> tables_;  // what was used last comes first
+  std::list<Table> tables_;  // the most recently used first
 };
 
 }  // namespace farandole::cuda

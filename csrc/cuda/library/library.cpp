@@ -1,4 +1,4 @@
-// What _cuda.so exports: one function, which hands out its table.
+// The only export of _cuda.so: a function that hands out its table.
 #include "base/fixed_text.h"
 #include "cuda/driver/device.h"
 #include "cuda/library/copying.h"

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kBatches = 5;
 constexpr std::chrono::seconds kPatience{5};
-constexpr std::chrono::microseconds kBetweenLooks{20};  // events tell the times, whoever looks
+constexpr std::chrono::microseconds kBetweenLooks{20};  // does not matter: events have the times
 constexpr size_t kWord = sizeof(uint32_t);
 
 /// The number as it fills words of memory.

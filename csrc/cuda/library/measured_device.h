@@ -38,7 +38,7 @@ class MeasuredDevice {
   /// By the device's clock, from what `launch` puts behind the stream to what the stream waits for
   /// afterwards, in seconds.
   double seconds_of(const std::function<void()>& launch);
-  /// Of one round of so many, in the best of a few batches: others may use the device, too.
+  /// Seconds of a round, in the best of a few batches of so many: others may use the device, too.
   double best_round(int rounds, const std::function<void()>& round);
 
  private:

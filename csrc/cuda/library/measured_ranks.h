@@ -15,7 +15,7 @@ class MeasuredRanks {
  public:
   MeasuredRanks(MeasuredDevice& device, const CudaMeasurement& asked);
 
-  /// Of one all-reduce, by the device's clock: all are in the streams before the first begins.
+  /// Time of one all-reduce, by the device's clock: all are in the streams before the first begins.
   double device_seconds();
   /// From a rank's call to where its host sees that it is complete; the median of the first rank's.
   double host_seconds();

@@ -76,11 +76,11 @@ void measure_fold(MeasuredDevice& device, CudaMeasurement& m) {
   m.right = device.is_full_of(output, dtype, kMeasuredNumber * static_cast<float>(size));
 }
 
-/// Of a rank's bytes a one-shot reads its own and every mailbox, and writes to those and its
-/// output. Steps copy in, fold (each rank its part of all, to all), and copy out; of two ranks each
-/// copies the other one's part alone. Of what lanes
-/// send, all but a rank's part, each is read, written to a slot, read there and written, and half
-/// of it is folded with what is read once more.
+/// The least that all ranks read and write. In a one-shot each rank reads its input and all slots
+/// of its mailbox, and writes to every mailbox and its output. Steps copy in, fold (each rank its
+/// part of all, to all), and copy out; of two ranks each copies the other one's part alone. Lanes
+/// send all but a rank's part, twice: each element is read, written to a slot, read there and
+/// written. Half of them are folded with an element that is read besides.
 uint64_t moved_by_ranks(const CudaMeasurement& m) {
   const auto size = static_cast<uint64_t>(m.ranks);
   if (m.what == kMeasuredOneShot) return (2 * size + 2) * size * m.bytes;

@@ -1,5 +1,5 @@
-// What kernels and exchanges reach on a device: for benchmarks, by one process, whose threads are
-// the ranks. So the device's time slices, which processes get by turns, are no part of it.
+// Measures the speed of kernels and exchanges on a device: for benchmarks, by one process, whose
+// threads are the ranks. So time slices, which processes get by turns, are no part of it.
 #pragma once
 
 #include "base/cuda_table.h"

@@ -29,7 +29,7 @@ std::optional<Pieces> MoveTables::put(const StreamRef& stream, const Backlog& ba
   return parameters;
 }
 
-/// What is read is free at once: numbers wrap.
+/// Frees at once the tables that have been read, since numbers wrap.
 void MoveTables::end(uint32_t number, const CompletionCount& completions) {
   for (Table& table : tables_)
     if (is_free(table, completions))

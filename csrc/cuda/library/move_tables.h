@@ -33,7 +33,7 @@ class MoveTables {
   std::optional<Pieces> put(const StreamRef& stream, const Backlog& backlog,
                             std::span<const Move> moves, uint32_t width,
                             const CompletionCount& completions);
-  /// What was put since the last end is read when `number` is reached, or before.
+  /// The tables that were put since the last end() are read when `number` is reached, or before.
   void end(uint32_t number, const CompletionCount& completions);
   /// Whether pieces before the next one leave half of the tables to it.
   bool has_room(const CompletionCount& completions) const;

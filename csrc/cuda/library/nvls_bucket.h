@@ -24,8 +24,8 @@ class NvlsBucket {
   NvlsBucket(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size,
              uint64_t strand_bytes, std::shared_ptr<const Kernels> kernels);
 
-  /// What the others need of this rank. The descriptor is there on the first one, which makes the
-  /// object.
+  /// This rank's offer to the others. On the first rank, which makes the object, returns its
+  /// descriptor.
   Fd offer(CudaNvls& mine);
   /// With what the first one has offered.
   void join(const CudaNvls& first, const Fd& descriptor);
@@ -37,7 +37,7 @@ class NvlsBucket {
   DevicePointer all(int32_t strand) const { return multicast_->all() + offset_of(strand); }
   const DeviceFunction& kernel(DType dtype) const;
 
-  /// Nothing of other ranks' is used any more. They may still use this one's, until its end.
+  /// Stops using other ranks' memory. They may still use this one's, until its end.
   void let_go() noexcept {
     if (multicast_) multicast_->unmap();
   }

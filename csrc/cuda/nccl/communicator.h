@@ -25,7 +25,7 @@ class NcclCommunicator {
   /// Begins to meet the others.
   NcclCommunicator(std::shared_ptr<const DeviceContext> context, const CudaNcclId& id, int rank,
                    int size);
-  /// What others may still need of it is flushed, unless it was aborted or has failed. Streams are
+  /// Flushes work that others may still need, unless it was aborted or has failed. Streams are
   /// idle.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -48,7 +48,7 @@ class NcclCommunicator {
   bool flush() const;
   void wait_for_abort() noexcept;
 
-  /// What an abort that is late still uses.
+  /// The state that a late abort still uses.
   struct Ending {
     std::atomic<bool> done{false};
   };

@@ -14,7 +14,7 @@ constexpr auto kSoname = "libnccl.so.2";
 constexpr auto kAdvice =
     "install the wheel nvidia-nccl-cu12 (or cu13), or name the file: FARANDOLE_NCCL=PATH";
 
-/// As a user expects: what a framework has loaded is what is used; then what lies beside it.
+/// The library that is set by name. Else the one that a framework has loaded, then the wheel's.
 void* open_somewhere(const NcclPlaces& places, std::string& why) {
   const auto open = [&](const char* file, int mode) {
     void* const handle = ::dlopen(file, RTLD_NOW | RTLD_LOCAL | mode);
@@ -33,7 +33,7 @@ void bind(NcclLibrary& library, void* handle) {
   const auto missing = [&](const std::string& name) {
     return Error(ErrorCode::device, library.file + " is not NCCL: it has no " + name, {}, kAdvice);
   };
-  // What came later than the oldest version is missing because of that.
+  // The version comes first: an old NCCL is refused for its age, not for a missing function.
   library.functions.GetVersion =
       reinterpret_cast<decltype(library.functions.GetVersion)>(::dlsym(handle, "ncclGetVersion"));
   if (library.functions.GetVersion == nullptr) throw missing("ncclGetVersion");

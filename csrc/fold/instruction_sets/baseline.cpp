@@ -1,4 +1,4 @@
-// Whatever the compiler targets by default. float16 in integers and one exact multiplication.
+// The compiler's default target. float16 in integers and one exact multiplication.
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif

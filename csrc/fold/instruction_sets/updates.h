@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-/// Of a rule's.
+/// The square root of an update rule.
 struct SquareRoot {
   template <typename V>
   V operator()(const V& values) const {

@@ -34,7 +34,7 @@ _FEWEST, _MOST = 3, 400  # timed calls of a block
 
 @dataclass(frozen=True)
 class Question:
-    """What is compared, at every size."""
+    """The parameters of a comparison, the same at every size."""
 
     collective: str
     sizes: Sequence[int]
@@ -71,7 +71,7 @@ class Variant:
         return f"{self.workers.peer.label} ({self.memory}{setting})"
 
     def begin(self, question: Question, size: int) -> str:
-        """Makes the buffers and finds how many calls a block has; why not, where it cannot."""
+        """Makes the buffers and finds how many calls a block has; returns why it cannot, or ''."""
         self.times, self.rounds, self.wrong = [], [], 0
         unable, wall = self._block(question, size, 1, 2)
         if unable:
@@ -126,7 +126,7 @@ def start(
     tell: Callable[[str], None],
     hosts: Hosts | None = None,
 ) -> list[Workers]:
-    """Starts the ranks of every peer that starts; tells of the others."""
+    """Starts the ranks of every peer that starts; reports the others."""
     running = []
     for found in peers:
         try:
@@ -142,9 +142,9 @@ def compare(
     tell: Callable[[str], None],
     watch: Callable[[int, int], None] = lambda size, rounds: None,  # noqa: ARG005
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one size after the other; who cannot, or is far too slow, is left out.
+    """The rows, size by size. Variants that cannot run, or are far too slow, are left out.
 
-    `watch` is told of each round before it begins: the size, and how many rounds were before.
+    `watch` is called before each round with the size, and how many rounds were before.
     """
     present = list(variants)
     order = random.Random(0)

@@ -42,7 +42,7 @@ def contribution(rank: int, ranks: int, turn: int, op: str, dtype: str) -> NDArr
 
 
 def reduced(parts: list[NDArray[np.int64]], op: str, dtype: str) -> NDArray[Any]:
-    """What the reduction of these patterns is, as stored."""
+    """The reduction of these patterns, as stored."""
     stack = np.stack(parts)
     if op == "mean":
         return _mean(stack.sum(0), len(parts), dtype)

@@ -51,14 +51,14 @@ class Driver:
         return address.value
 
     def pinned(self, count: int, dtype: Any) -> NDArray[Any]:
-        """Memory of the host that copies go from and to; until the process ends."""
+        """Pinned memory of the host, for copies; it lives until the process ends."""
         size = max(count * np.dtype(dtype).itemsize, 1)
         memory = self.made("cuMemHostAlloc", ctypes.c_size_t(size), 0)
         raw = (ctypes.c_char * size).from_address(memory.value or 0)
         return np.frombuffer(memoryview(raw), dtype, count)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """In the stream."""
+        """Queues a copy in the stream."""
         if size:
             self.call(
                 "cuMemcpyAsync", ctypes.c_ulonglong(to), ctypes.c_ulonglong(source),
@@ -70,7 +70,7 @@ class Driver:
         self.call("cuStreamSynchronize", self.stream)
 
     def order_before(self, stream: int) -> None:
-        """What follows in that stream waits for what is in ours."""
+        """Makes later work in that stream wait for the work in ours."""
         event = self.made("cuEventCreate", _UNTIMED)
         self.call("cuEventRecord", event, self.stream)
         self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
@@ -98,7 +98,7 @@ class Driver:
 
 @functools.cache
 def driver() -> Driver:
-    """This rank's: ranks of a host take devices in turn."""
+    """This rank's driver: ranks of a host take devices in turn."""
     from farandole import cuda
 
     return Driver(fd.local_rank() % len(cuda.devices()))
@@ -137,7 +137,7 @@ class DeviceArray:
                 code=code, bits=8 * host.itemsize, lanes=1, shape=self._lengths,
             )
         )  # fmt: skip
-        # Of which only the stream is read: the rest comes by DLPack.
+        # Only the stream is read from this: the rest comes by DLPack.
         self.__cuda_array_interface__ = {
             "shape": host.shape,
             "typestr": "|V1",
@@ -154,7 +154,7 @@ class DeviceArray:
         return _new_capsule(ctypes.addressof(self._managed), _NAME, None)
 
     def put(self) -> None:
-        """The host's contents; they are there when this returns."""
+        """Copies the host's contents, which are there when this returns."""
         self._driver.copy(self.address, self.host.ctypes.data, self.host.nbytes)
         self._driver.wait()
 

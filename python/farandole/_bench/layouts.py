@@ -1,5 +1,5 @@
-"""What is measured: a row per collective, with nccl-tests' definitions, and what each of them reads
-and must leave behind. Needs no native core: the ranks of other libraries take it, too.
+"""The collectives that are measured, a row each, by nccl-tests' definitions, with their results.
+Needs no native core: the ranks of other libraries take it, too.
 
 ``bytes`` is the size of the larger of input and output on one rank: of all_gather the output's, of
 reduce_scatter the input's, of gather and scatter the root's. Algorithm bandwidth is ``bytes`` over
@@ -50,7 +50,7 @@ def _one(n: int) -> float:  # noqa: ARG001
 
 
 def _others(n: int) -> float:
-    """The part of all that is not a rank's own."""
+    """The share of the data that is not a rank's own."""
     return (n - 1) / n
 
 
@@ -71,7 +71,7 @@ COLLECTIVES = {
     )
 }
 
-# Those that are compared with other libraries'.
+# Collectives that are compared with other libraries'.
 COMMON = (
     "all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter",
     "all_to_all",
@@ -108,7 +108,7 @@ class Buffers:
         self._turns = [self._plan(turn) for turn in range(4)]
 
     def _plan(self, turn: int) -> tuple[NDArray[Any], Expected]:
-        """What goes in, and what comes out."""
+        """This rank's input, and the output that it must get."""
         ranks = range(self._ranks)
         parts = [data.contribution(r, len(ranks), turn, self._op, self._dtype) for r in ranks]
         stored = [data.encode(part, self._dtype) for part in parts]
@@ -133,7 +133,7 @@ class Buffers:
             data.lay(self._turns[turn % 4][0], self.input)
 
     def clear(self) -> None:
-        """Zeros, which every sum leaves as they are."""
+        """Writes zeros, which every sum leaves as they are."""
         if self.input is not None:
             self.input[...] = 0
 

@@ -32,7 +32,7 @@ _CHUNK, _MOST = 10, 10_000  # iterations, where seconds are asked for
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured; the same on every rank."""
+    """The measurement that is asked for; the same on every rank."""
 
     collective: str
     sizes: tuple[int, ...]
@@ -70,7 +70,7 @@ def measure(request: Request) -> list[dict[str, Any]]:
 
 
 def _by_nccl(request: Request, collective: Collective) -> Iterator[dict[str, Any]]:
-    """The same by NCCL, beside it: on devices, where each rank has one, and none was asked for."""
+    """Options for NCCL beside it: on devices, one for each rank, if no algorithm is asked for."""
     if list(request.memory) != ["device"] or "algorithm" in request.options or not collective.moves:
         return
     from farandole import _core, cuda
@@ -86,7 +86,7 @@ def _by_nccl(request: Request, collective: Collective) -> Iterator[dict[str, Any
 
 
 def _shown(request: Request, total: int, placed: str) -> Rows | None:
-    """What rank 0 shows."""
+    """Rank 0's display of the rows; None on other ranks."""
     if fd.rank() != 0:
         return None
     algorithm = request.options.get("algorithm", "")
@@ -171,7 +171,7 @@ def _case(request: Request, collective: Collective, size: int, memory: str) -> C
 
 
 def _beside(collective: Collective, size: int) -> dict[str, float]:
-    """What the device does by itself, in GB/s of as many bytes."""
+    """GB/s of the device's own copy of as many bytes, and of PyTorch's operation."""
     seconds = {"copy_gbs": driver().copy_seconds(size)}
     if place := torch_own.place(driver().ordinal):
         seconds["torch_gbs"] = torch_own.seconds(place, size, folds=collective.folds)

@@ -22,7 +22,7 @@ class Rows:
         total: how many rows there will be.
         terminal: its columns; 0: there is none.
         on_devices: rows have the device's own copy beside.
-        of_torch: PyTorch's own operation that is beside, too; empty: none.
+        of_torch: PyTorch's own operation that is shown beside; empty: none.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Rows:
         self._collective = collective
 
     def begin(self, size: int, memory: str) -> None:
-        """What is measured now."""
+        """Shows which row is measured now."""
         what = f" of {format_size(size)}, memory {memory}" if self._moves else ""
         self._progress.now(self._collective + what, self._shown)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Summary(NamedTuple):
-    """What is told of a sample of times."""
+    """The least, the median and the 99th percentile of a sample of times."""
 
     least: float
     median: float
@@ -37,7 +37,7 @@ def median(values: Sequence[float]) -> float:
 def percentile(values: Sequence[float], percent: float) -> float:
     """The least value that at least `percent` of the values do not exceed: always a measured one.
 
-    Of fewer than 100 values, p99 is the greatest.
+    With fewer than 100 values, p99 is the greatest.
     """
     if not values or not 0 <= percent <= 100:
         raise ValueError(f"no {percent}th percentile of {len(values)} values")

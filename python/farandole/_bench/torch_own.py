@@ -10,7 +10,7 @@ import time
 
 @functools.cache
 def place(ordinal: int) -> str | None:
-    """That device as PyTorch names it; nothing where there is no PyTorch that has it."""
+    """PyTorch's name of that device; None where there is no PyTorch that has it."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -27,8 +27,8 @@ def operation(*, folds: bool) -> str:
 
 
 def seconds(place: str, size: int, *, folds: bool, rounds: int = 20) -> float:
-    """Of float32: a sum of two arrays of so many bytes (`add`), or one made of two halves (`cat`).
-    The best of a few batches, on the host's clock."""
+    """The time of a float32 sum of two arrays of `size` bytes (`add`), or of joining two halves
+    (`cat`): the best of a few batches, by the host's clock."""
     import torch
 
     count = max(size // 8, 1)

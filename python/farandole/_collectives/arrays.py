@@ -1,4 +1,4 @@
-"""What the collectives take: numpy's arrays, any with the buffer protocol or DLPack, and those on
+"""Arguments of collectives: numpy's arrays, any with the buffer protocol or DLPack, and those on
 CUDA's devices."""
 
 from __future__ import annotations

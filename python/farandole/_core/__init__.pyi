@@ -173,7 +173,7 @@ class Handle(Generic[_R_co], metaclass=_Native):
     def done(self) -> bool: ...
 
 class Source(metaclass=_Native):
-    """Who sent what start_from_any received."""
+    """The sender of the message that start_from_any received."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
     @property

@@ -1,4 +1,4 @@
-"""What XLA calls in JAX's programs."""
+"""The functions that XLA calls in JAX's programs, and their state."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -4,12 +4,12 @@
     svg.py       a scene as SVG: text, no dependency
     png.py       a scene as PNG, by matplotlib
     turns.py     a schedule run turn by turn, and what every message carries
-    leaving_out.py  which turns and ranks of a large one are drawn
+    leaving_out.py  the turns and ranks of a large one that are drawn
     layout.py    where they lie
     messages.py  arrows and folds
     legend.py    what these mean
     schedule.py  the picture of a schedule: who sends what to whom, and which folds happen
-    steps.py     which part of a trace is shown, and who was late in it
+    steps.py     the part of a trace that is shown, and the rank that was late in it
     curve.py     a curve over an axis
     bars.py      rows of bars over a time axis
     timeline.py  a training step out of a trace as a picture: what overlaps what

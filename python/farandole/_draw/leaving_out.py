@@ -1,7 +1,7 @@
-"""Which turns and ranks of a large schedule are drawn, so that its idea is seen.
+"""Selects the turns and ranks of a large schedule that are drawn, so that its idea is seen.
 
-Only what is regular is left out: turns that go on as those before them do, and ranks that do in all
-turns that are left what their neighbours do.
+Only regular parts are left out: turns that go on as those before them do, and ranks that do what
+their neighbours do in all turns that are drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST = 3  # fewer are not worth a gap
 
 Run: TypeAlias = tuple[int, int]  # the first and the last of them
 Sent: TypeAlias = tuple[int, int, bool]  # from, to, folded there
-Done: TypeAlias = tuple[int, bool]  # by whom; is it finished?
+Done: TypeAlias = tuple[int, bool]  # the rank; is it finished?
 Turn: TypeAlias = tuple[frozenset[Sent], frozenset[Done]]
 Shift: TypeAlias = tuple[int, int]  # how much further senders and receivers are in the next turn
 
@@ -30,7 +30,7 @@ SHIFTS: list[Shift] = sorted(
 
 @dataclass(frozen=True)
 class Shown:
-    """What is drawn, and the gaps: what is left out."""
+    """The turns and ranks that are drawn, and the gaps that are left out."""
 
     turns: list[int]
     ranks: list[int]
@@ -40,7 +40,7 @@ class Shown:
     alternating: bool  # of the ranks left out every other one does the same
 
     def words(self) -> list[str]:
-        """What the reader must know of the gaps, a line for each kind."""
+        """Explanations of the gaps for the reader, a line for each kind."""
         lines = []
         if self.no_turns:
             how = ", each time between other ranks" if self.moving else ""
@@ -55,7 +55,7 @@ class Shown:
 
 
 def what_to_show(course: Course, size: int) -> Shown:
-    """All of a small schedule; of a large one what is not like what is beside it."""
+    """All of a small schedule; of a large one the parts that differ from those beside them."""
     runs = _runs_of_turns(course, size) if course.turns > MOST else []
     no_turns = [gap for run, _ in runs for gap in _gap(run, FIRST_TURNS, LAST_TURNS)]
     moving = any(shift != (0, 0) and _gap(run, FIRST_TURNS, LAST_TURNS) for run, shift in runs)
@@ -66,7 +66,7 @@ def what_to_show(course: Course, size: int) -> Shown:
 
 
 def _gap(run: Run, first: int, last: int) -> list[Run]:
-    """What is left out of a run, if it is worth it."""
+    """The gap in a run, if it is long enough to be worth it."""
     gap = run[0] + first, run[1] - last
     return [gap] if gap[1] - gap[0] + 1 >= LEAST else []
 
@@ -95,7 +95,7 @@ def _runs_of_turns(course: Course, size: int) -> list[tuple[Run, Shift]]:
 
 
 def _turns(course: Course) -> list[Turn]:
-    """By number; what happens before the first turn is in none."""
+    """The turns by number. Events before the first turn are in none."""
     sent: list[set[Sent]] = [set() for _ in range(course.turns + 1)]
     done: list[set[Done]] = [set() for _ in range(course.turns + 1)]
     for m in course.messages:
@@ -126,10 +126,10 @@ def _moved(turn: Turn, shift: Shift, size: int) -> Turn:
 def _ranks_alike(course: Course, size: int, turns: Sequence[int]) -> tuple[list[Run], int]:
     """The gaps, and how many ranks further one does the same.
 
-    By whichever way to name a peer from a rank, and whichever period, leaves out most.
+    Takes the way to name a peer from a rank, and the period, that leave out most.
     """
     ways: list[Callable[[int, int], int]] = [
-        lambda rank, peer: (peer - rank) % size,  # rings, and whoever counts from itself
+        lambda rank, peer: (peer - rank) % size,  # rings, and others that count from a rank itself
         lambda rank, peer: peer ^ rank,  # halves, which swap with their mirror images
     ]
     habits = [_habits(course, size, turns, way) for way in ways]
@@ -140,7 +140,7 @@ def _ranks_alike(course: Course, size: int, turns: Sequence[int]) -> tuple[list[
 def _habits(
     course: Course, size: int, turns: Sequence[int], way: Callable[[int, int], int]
 ) -> list[Hashable]:
-    """What every rank does in the turns, with its peers named from where it stands."""
+    """The actions of every rank in the turns, with peers named from where it stands."""
     habits: list[set[Hashable]] = [set() for _ in range(size)]
     for m in course.messages:
         if m.turn in turns:

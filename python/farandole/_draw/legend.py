@@ -1,4 +1,4 @@
-"""What the marks in a schedule's picture mean: only of what is there."""
+"""The legend of a schedule's picture, of the marks that occur in it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _gaps(layout: Layout) -> Iterator[Mark]:
 
 
 def arrow_of(message: Message, course: Course, layout: Layout) -> Iterator[Mark]:
-    """If the turn and both its ends are shown."""
+    """The arrow of a message, if its turn and both its ends are shown."""
     ends = {message.sender, message.receiver}
     if message.turn in layout.begins and ends <= layout.ys.keys():
         yield _line(
@@ -70,7 +70,7 @@ def arrow_of(message: Message, course: Course, layout: Layout) -> Iterator[Mark]
 
 
 def stubs_of(course: Course, layout: Layout) -> Iterator[Mark]:
-    """Of messages with one end left out: short arrows in its direction, with its number."""
+    """Short arrows towards the left-out ends of messages, with the numbers of those ranks."""
     cut = [m for m in course.messages if m.turn in layout.begins and _is_cut(m, layout)]
     back = {(m.turn, m.receiver, m.sender) for m in cut}
     for message in cut:
@@ -114,7 +114,7 @@ def _line(
 
 
 def last_of_each(events: Iterable[Event]) -> list[Event]:
-    """What a rank has at the end of a turn: of several folds the one with most in it."""
+    """Each rank's last event of each turn: of several folds the one with most in it."""
     kept: dict[tuple[int, int], Event] = {}
     for event in events:
         before = kept.get((event.turn, event.rank))

@@ -33,7 +33,7 @@ def draw_plan(
     host_of: Sequence[int] = (),
     lane: int = 0,
 ) -> Scene:
-    """What a planner makes of a shape. The arguments are those of `farandole._plan.render`.
+    """Draws what a planner makes of a shape. The arguments are those of `farandole._plan.render`.
 
     Raises:
         InvalidArgument: there is no such algorithm for the collective, or the shape makes no sense.

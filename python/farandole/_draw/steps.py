@@ -1,4 +1,4 @@
-"""Which part of a trace a picture of a training step shows, and who was late in it."""
+"""The part of a trace that a picture of a training step shows, and the rank that was late in it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Late:
 
 
 def latest(still: Mapping[int, list[Awaited]], window: Span) -> Late | None:
-    """None where it is not worth a word."""
+    """The rank that others waited for most; None where that is not worth a word."""
     cost: dict[int, float] = {}
     for waits in still.values():
         for rank in {wait.rank for wait in waits}:

@@ -87,7 +87,7 @@ def draw_step(run: Run, step: int | None = None) -> Scene:
 
 
 def _shown(parts: Sequence[Part], late: Late | None) -> Sequence[Part]:
-    """The first ones, and the late one, which readers look for."""
+    """The first ranks, and the late one, which readers look for."""
     if late is None or late.rank in {part.header.rank for part in parts[:RANKS]}:
         return parts[:RANKS]
     return [*parts[: RANKS - 1], *(part for part in parts if part.header.rank == late.rank)]
@@ -179,7 +179,7 @@ def _late_words(late: Late, size: int) -> str:
 
 
 def _meanings(picture: _Picture, blocks: Iterable[tuple[int, list[Row]]]) -> dict[str, str]:
-    """What the colours mean; those of waiting for a rank only where there is such a bar."""
+    """The meanings of the colours; that of waiting for a rank only if there is such a bar."""
     axis, awaited_ranks = Axis(*picture.window), set[str]()
     for _, rows in blocks:
         bars = (bar for row in rows for bar in row.bars if bar.words)

@@ -20,7 +20,7 @@ UNSET = -1
 
 @dataclass(frozen=True)
 class Message:
-    """What travels from one rank to another during turn `turn`, the first of which is 1."""
+    """A message from one rank to another during turn `turn`. The first turn is 1."""
 
     turn: int
     sender: int
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Event:
-    """What a rank has folded, or finished, at the end of a turn; sets of ranks as bits."""
+    """The fold or finish of a rank at the end of a turn, with sets of ranks as bits."""
 
     turn: int
     rank: int

@@ -12,13 +12,13 @@
     watchdog.py    two processes that watch each other, so that nothing survives a kill -9
     ranks.py       what a rank finds in its environment; starting one
     words.py       what ranks say of themselves, and who is to blame by it
-    display.py     what ranks write, on its way to the user
+    display.py     the output of ranks, on its way to the user
     copies.py      files that get it, too
     output.py      whole lines of many streams on one screen
     bars.py        lines that are redrawn
     screen.py      a file that lines are printed to
     signals.py     signals, and the harsher ones that follow; polling.py: one wait for all
-    processes.py   who descends from whom; signals only to those
+    processes.py   descendants of this process; signals only to those
 
 Only the standard library is used, and no thread: ranks are forked from here.
 """

@@ -12,7 +12,7 @@ _ESCAPE = r"\x1b\[[0-9;?]*[A-Za-z]"
 # A letter with the colours in front of it.
 _CELL = re.compile(rf"(?:{_ESCAPE})*[^\x1b]|(?:{_ESCAPE})+|\x1b", re.DOTALL)
 _CLEARED = re.compile(rb"\r +\r")
-# What Python writes behind a bar that its program has not ended.
+# The start of what Python writes after a bar that its program has not ended.
 _BEHIND = re.compile(rb"Traceback \(most recent call|\w(?:Error|Warning)\b")
 
 
@@ -32,24 +32,24 @@ def is_bar(line: bytes) -> bool:
 
 
 def newest(line: bytes) -> bytes:
-    """What a terminal shows of the line in the end."""
+    """The line as a terminal shows it in the end."""
     text = last_state(line)
     return _written_over(text) if b"\b" in text else text
 
 
 def last_state(line: bytes) -> bytes:
-    """What was written since the last return to the beginning."""
+    """The text since the last return to the beginning of the line."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def since_cleared(line: bytes) -> bytes:
-    """What was written since spaces were written over the whole line, and so is no bar any more."""
+    """The text since the line was last overwritten with spaces. It is no part of the bar."""
     ends = [match.end() for match in _CLEARED.finditer(line)]
     return line[ends[-1] :] if ends else line
 
 
 def fitted(line: bytes, width: int) -> bytes:
-    """As much of the line as `width` columns hold: of a wrapped line a part would stay behind."""
+    """As much of the line as `width` columns hold: part of a wrapped line would stay behind."""
     cells = _CELL.findall(line.decode(errors="surrogateescape"))
     if len(cells) <= width:
         return line

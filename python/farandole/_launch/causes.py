@@ -1,4 +1,4 @@
-"""Why a job ends: who failed, in which order, and what is said of it last of all."""
+"""Why a job ends: the ranks that failed, in which order, and the job's last lines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Causes:
             self._blame.hear(word)
 
     def is_dispensable(self, rank: Rank) -> bool:
-        """The job goes on if it dies by itself: a worker of a parameter server."""
+        """Whether the job goes on if `rank` dies by itself: a worker of a parameter server."""
         return rank.number in self._dispensable and rank.number not in self._ended_by
 
     def note_death(self, rank: Rank) -> None:
@@ -82,7 +82,7 @@ class Causes:
     # -- the verdict --------------------------------------------------------------------------
 
     def failed_by_themselves(self) -> dict[int, Rank]:
-        """Not because we ended them, by their numbers."""
+        """The ranks that failed without being ended by us, by number."""
         return {
             rank.number: rank
             for rank in self._failed
@@ -106,7 +106,7 @@ class Causes:
         return Verdict(0)
 
     def _blaming(self, rank: Rank, named: int | None) -> Verdict:
-        """`named`: by the error of `rank`, which is its victim."""
+        """The verdict on `rank`. `named`: the rank that its error blames, if any."""
         code, how = self._end_of(rank)
         for other in self._ranks():
             if other.number == named and (said := self._blame.end_of(rank.number)):
@@ -118,7 +118,7 @@ class Causes:
         return Verdict(exit_code, self._others_than(rank), how)
 
     def _standing(self, rank: Rank) -> str:
-        """What became of one that did not fail by itself."""
+        """Describes the end of a rank that did not fail by itself."""
         if rank.number not in self._ended_by:
             return rank.describe_end()
         return f"{rank.kind} {rank.number} (pid {rank.process}) did not go on"
@@ -139,8 +139,8 @@ class Causes:
         return code, rank.describe_end(code) + cause
 
     def _others_than(self, first: Rank | None) -> str:
-        """One line for all that failed after it, grouped by how. Those of former worlds of an
-        elastic job were told of as they failed."""
+        """One line for all that failed after it, grouped by how. Ranks of former worlds of an
+        elastic job were reported when they failed."""
         groups: dict[str, list[int]] = {}
         kind = "rank"
         for rank in self._ranks():
@@ -158,7 +158,7 @@ class Causes:
             yield from place.ranks
 
     def _host_of(self, number: int) -> int:
-        """-1 where there is no such rank."""
+        """The index of the rank's host; -1 if there is no such rank."""
         for i, place in enumerate(self._places):
             if any(rank.number == number for rank in place.ranks):
                 return i

@@ -10,8 +10,8 @@ _Pair = tuple[int | None, int | None]  # a rank's, of its stdout and of its stde
 
 
 class Files:
-    """Those of the ranks that a job begins with are opened at once: what is wrong is told before
-    they start."""
+    """The files that get copies of ranks' output. Those of a job's first ranks are opened at once:
+    errors are reported before the ranks start."""
 
     def __init__(self, copies: Copies | None, ranks: int) -> None:
         self._copies = copies

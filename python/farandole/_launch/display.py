@@ -1,4 +1,4 @@
-"""What the ranks write, on its way to the user: prefixes, screens and files."""
+"""The ranks' output, on its way to the user: prefixes, screens and files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Display:
         return self._out.pending or self._err.pending
 
     def take_bars_of(self, number: int) -> None:
-        """Of an elastic job's worker, which has rank 0 from now on."""
+        """Shows the bars of an elastic job's worker, which has rank 0 from now on."""
         for stream in self._streams.get(number, ()):
             stream.quiet = False
 

@@ -108,12 +108,12 @@ class Here(Place):
         if not died:
             mine = {rank.pid for rank in self.ranks}
             reap(process for process in descendants(os.getpid()) if process.pid not in mine)
-        # Of deaths seen in one look, a killed rank is more likely the cause than one that exited.
+        # Among deaths seen together, a killed rank is more likely the cause than one that exited.
         died.sort(key=lambda rank: rank.exit_code or 0)
         self._news += died
 
     def has_orphans(self) -> bool:
-        """What ranks that have ended left running."""
+        """Whether ranks that have ended have left something running."""
         of_living = {p.pid for rank in self.ranks if rank.alive for p in descendants(rank.pid)}
         return any(process.pid not in of_living for process in left_behind(self._pids()))
 
@@ -192,7 +192,7 @@ class Here(Place):
                 self._processes[rank.number].wait()
 
     def parcels(self, since: float) -> Iterator[bytes]:
-        """What the ranks have left of a trace since then (time.time), for the launcher's host."""
+        """The trace files written `since` (time.time), as frames for the launcher."""
         from farandole._launch.agents import parcels
 
         if not self._counted:
@@ -200,7 +200,7 @@ class Here(Place):
         return parcels.packed(self._environment, range(self.first, self.first + self.count), since)
 
     def _put_traces_together(self) -> None:
-        """Where no rank is left that could. Places that share a folder may do it at once."""
+        """Merges traces once no rank is left to. Places that share a folder may do it at once."""
         if not any(name.endswith(_TRACES) for name in self._environment):
             return
         from farandole._trace import TraceError, salvage

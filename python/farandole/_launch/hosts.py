@@ -67,7 +67,7 @@ def slots_here(hosts: str | None, hostfile: Path | None) -> int | None:
 
 
 def name_of(host: str) -> str:
-    """Without the user, and without brackets."""
+    """The host's name, without the user and without brackets."""
     return host.rpartition("@")[2].strip("[]")
 
 
@@ -80,12 +80,12 @@ def is_here(host: str) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether the name means another machine on each."""
+    """Whether the name means a different machine on each host."""
     return host in _ALWAYS_HERE or is_loopback(host.strip("[]"))
 
 
 def share_of(item: str, where: str, slots: int = 1) -> Share:
-    """Of 'name:slots', or of a name alone. `where` it is written, for messages.
+    """Reads 'name:slots', or a name alone. `where`: its source, for messages.
 
     Raises:
         LaunchError: it is something else.

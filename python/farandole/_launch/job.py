@@ -1,4 +1,4 @@
-"""What is asked of the launcher."""
+"""The description of a job, as the launcher takes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Copies(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one host gets of a job."""
+    """One host's share of a job's ranks."""
 
     host: str
     ranks: int
@@ -46,7 +46,7 @@ class Reach(NamedTuple):
 
 
 class Elastic(NamedTuple):
-    """What a job bears whose ranks may come and go."""
+    """The limits of an elastic job, whose ranks may come and go."""
 
     least: int  # ranks of a world
     most: int
@@ -54,7 +54,7 @@ class Elastic(NamedTuple):
     worlds: int | None = None  # after the first one; None: as many as it takes
     cooldown: tuple[float, float] = (1.0, 60.0)  # seconds that a slot rests: at first, at most
     discovery: str = ""  # a script that says which hosts there are
-    slots: int = 1  # of a host of which it does not say how many
+    slots: int = 1  # of a host for which the script gives no number
 
 
 class Job(NamedTuple):  # a dataclass would import inspect: ranks start that much later

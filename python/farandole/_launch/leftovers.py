@@ -18,19 +18,19 @@ from farandole._launch.signals import Escalation
 _LEAVE_ALONE, _LEAVE_TERM, LEAVE_KILL = 0.5, 1.0, 3.0
 _LOOK_AGAIN = 0.02
 
-# Until the last of it is ended or named, at the latest.
+# Seconds until the last of it is ended or named, at the latest.
 LONGEST = _LEAVE_ALONE + _LEAVE_TERM + LEAVE_KILL
 
 
 def left_behind(ranks: Container[int]) -> list[Process]:
-    """What descends from us and is alive, besides the ranks, whose zombies stay."""
+    """Living descendants of this process besides ranks. Reaps zombies, but not the ranks'."""
     found = [process for process in descendants(os.getpid()) if process.pid not in ranks]
     reap(found)
     return [process for process in found if not process.dead]
 
 
 class Leftovers:
-    """One attempt to end them."""
+    """One attempt to end the leftovers."""
 
     def __init__(self, ranks: Container[int], host: str, at_once: bool) -> None:
         self._ranks = ranks

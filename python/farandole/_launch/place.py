@@ -52,7 +52,7 @@ Pipes = tuple[int, int]  # a rank's stdout and stderr, to read
 
 
 class Threads(NamedTuple):
-    """What each rank of a place gets, where the user has not said."""
+    """The threads of each rank of a place, where the user has not set them."""
 
     cores: int
     each: int
@@ -62,7 +62,7 @@ class Place(ABC):
     """One host's ranks. All methods return at once."""
 
     def __init__(self, counts: Sequence[int], index: int, host: str) -> None:
-        """`counts`: of the ranks of all hosts, of which this one is the `index`-th."""
+        """`counts`: the ranks of each host; `index`: of this host among them."""
         self.host = host  # empty where the job has one alone
         self.count = counts[index]
         self.first = sum(counts[:index])  # its lowest rank
@@ -83,7 +83,7 @@ class Place(ABC):
         self._remarks: list[str] = []
 
     def new_ranks(self) -> list[tuple[Rank, Pipes]]:
-        """Those that have started since the last call; who takes the pipes closes them."""
+        """The ranks that have started since the last call. The caller closes their pipes."""
         new, self._started = self._started, []
         return new
 
@@ -92,23 +92,23 @@ class Place(ABC):
         self._started.append((rank, pipes))
 
     def news(self) -> list[Word | Rank | NotStarted]:
-        """What ranks have said, and which of them have ended, since the last call."""
+        """Messages, ends and failed starts of ranks since the last call."""
         news, self._news = self._news, []
         return news
 
     def remarks(self) -> list[str]:
-        """What the user should know of this place, since the last call."""
+        """Remarks about this place for the user, since the last call."""
         remarks, self._remarks = self._remarks, []
         return remarks
 
     @property
     @abstractmethod
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed there for want of memory."""
+        """Whether the kernel has killed a process there for want of memory."""
 
     @abstractmethod
     def open(self, timeout: float) -> None:
-        """Begins to get ready, for which there are so many seconds."""
+        """Begins to get ready, for which it has `timeout` seconds."""
 
     @abstractmethod
     def start(self, rendezvous: Rendezvous) -> None:
@@ -116,7 +116,7 @@ class Place(ABC):
 
     @abstractmethod
     def prepare(self, run_id: str) -> None:
-        """The same without a rank, where they come one by one: those of an elastic job."""
+        """Like start(), but without ranks: those of an elastic job come one by one."""
 
     @abstractmethod
     def add(self, number: int, own: Mapping[str, str]) -> None:
@@ -124,15 +124,15 @@ class Place(ABC):
 
     @abstractmethod
     def kill(self, number: int) -> None:
-        """One rank, and what runs in its process group."""
+        """Kills one rank, and what runs in its process group."""
 
     @abstractmethod
     def say(self, pid: int, words: str) -> None:
-        """To a worker of an elastic job."""
+        """Sends a message to a worker of an elastic job."""
 
     @abstractmethod
     def descriptors(self) -> list[tuple[int, int]]:
-        """What to poll, and for what."""
+        """The descriptors to poll, each with its events."""
 
     @abstractmethod
     def due(self) -> float | None:
@@ -140,7 +140,7 @@ class Place(ABC):
 
     @abstractmethod
     def turn(self, ready: set[int], now: float) -> None:
-        """`ready`: the descriptors where something can be done."""
+        """Does what can be done now. `ready`: the descriptors that are ready."""
 
     @abstractmethod
     def child_ended(self) -> None:
@@ -152,20 +152,20 @@ class Place(ABC):
 
     @abstractmethod
     def pass_on(self, number: signal.Signals) -> None:
-        """To the ranks alone: their workers may have no handler and would die of it."""
+        """Signals the ranks alone: their workers may have no handler and would die of it."""
 
     @abstractmethod
     def signal_groups(self, number: signal.Signals) -> None:
-        """To the ranks and what runs in their process groups."""
+        """Signals the ranks and what runs in their process groups."""
 
     @abstractmethod
     def tell_death(self, dead: Rank) -> None:
-        """To the ranks here, of one that may be elsewhere: its peers see only that it is gone."""
+        """Notifies the ranks here of a death, maybe elsewhere: peers see only that it is gone."""
 
     @abstractmethod
     def end(self, number: signal.Signals) -> None:
-        """To end the ranks: also to those that are stopped; SIGKILL to all that descends. SIGTERM
-        and its like only to processes that no handler of a rank answers for."""
+        """Ends the ranks, stopped ones too. SIGKILL goes to all descendants; SIGTERM and its like
+        only to processes that no handler of a rank answers for."""
 
     @abstractmethod
     def finish(self, at_once: bool) -> None:

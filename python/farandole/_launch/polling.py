@@ -10,7 +10,7 @@ READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 def wait(descriptors: Iterable[tuple[int, int]], deadline: float | None) -> set[int]:
-    """Those of the (descriptor, READ or WRITE) where something can be done; hang-ups included."""
+    """Waits for any (descriptor, READ or WRITE); returns the ready ones, hang-ups included."""
     poll = select.poll()
     for descriptor, events in descriptors:
         poll.register(descriptor, events)

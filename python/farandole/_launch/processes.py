@@ -1,4 +1,4 @@
-"""Who descends from whom, and signals to exactly those.
+"""Finds the descendants of this process, and signals exactly those.
 
 A process is only ever signalled if it descends from us, and through a descriptor that is opened
 before its identity (number and start time) is checked: a recycled number is never hit.
@@ -44,7 +44,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def read_process(pid: int) -> Process | None:
-    """What the kernel says of a process; None if there is none."""
+    """A process as the kernel describes it; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a rank finds in its environment, and starting one."""
+"""The environment of a rank, and its start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OURS, _TRIES = range(20_000, 32_768), 100  # of ports
 
 
 class Rendezvous(NamedTuple):
-    """Where the ranks of a job meet: all are told the same."""
+    """Where the ranks of a job meet; the same for all of them."""
 
     address: str
     port: int
@@ -45,8 +45,8 @@ def new_run_id() -> str:
 
 
 def free_port(address: str = "") -> int:
-    """Not held: to us it is only a number; it is for who will listen there. None of those that the
-    kernel gives to connections by itself, of which one may have it by then."""
+    """A free port, not held for the process that will listen there later. It lies outside the range
+    that the kernel gives to connections, one of which could take it meanwhile."""
     first = _first_of_connections()
     for port in random.sample(_OURS, _TRIES):
         with suppress(OSError):  # somebody has it
@@ -101,7 +101,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def shared_environment(ranks: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks of a host have in common, besides where they meet."""
+    """The variables that all ranks of a host share, besides where they meet."""
     environment = without_launchers(inherited)
     environment.update(FARANDOLE_RESTART_COUNT="0", PYTHONUNBUFFERED="1")
     if not environment.get("OMP_NUM_THREADS"):
@@ -110,7 +110,7 @@ def shared_environment(ranks: int, inherited: Mapping[str, str]) -> dict[str, st
 
 
 def rank_environment(rank: int, counts: Sequence[int]) -> dict[str, str]:
-    """What tells one rank from another, in PyTorch's and in Horovod's words.
+    """The variables that tell one rank from another, by PyTorch's and by Horovod's names.
 
     `counts`: how many ranks each host has; they are numbered host by host.
     """

@@ -1,4 +1,4 @@
-"""Which signals are passed on, and what follows those that end a job."""
+"""The signals that are passed on, and the harsher ones that follow those that end a job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BlockedSignals:
             raise OSError(ctypes.get_errno(), "signalfd")
 
     def take(self) -> Iterator[signal.Signals]:
-        """Those that came."""
+        """The signals that came."""
         with suppress(BlockingIOError):
             while True:
                 (number,) = struct.unpack_from("I", os.read(self.fd, _INFO))
@@ -56,14 +56,14 @@ class SignalPipe:
             signal.signal(number, lambda *_: None)  # the wake-up descriptor carries the number
 
     def take(self) -> Iterator[signal.Signals]:
-        """Those that came, in their order."""
+        """The signals that came, in their order."""
         with suppress(BlockingIOError):
             for number in os.read(self.fd, 4096):
                 yield signal.Signals(number)
 
 
 class Escalation:
-    """What is left of a list of (time, signal), each harsher than the one before; None: give up."""
+    """The pending steps of a list of (time, signal), ever harsher; None in the end: give up."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[float, signal.Signals | None]] = []

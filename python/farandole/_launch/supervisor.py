@@ -1,4 +1,4 @@
-"""What happens to a job: one loop over its places, its output, signals and the watchdog; no thread.
+"""Runs a job: one loop over its places, its output, signals and the watchdog; no thread.
 
 A job ends in phases. While it *runs*, the first failure or a stopping signal makes an escalation: a
 list of (time, signal) that ends with SIGKILL. When the last rank is dead, what ranks left behind (a
@@ -107,7 +107,7 @@ class Supervisor:
                 self._display.add(rank, pipes)
 
     def _wait_for(self, state: Callable[[Place], bool], *, or_a_signal: bool = False) -> None:
-        """Of all places; each has its own deadline."""
+        """Waits until `state` holds for all places. Each of them has its own deadline."""
         while not all(state(place) for place in self._places):
             if or_a_signal and self._causes.stopped_by is not None:
                 return
@@ -152,7 +152,7 @@ class Supervisor:
         return []
 
     def _other_turns(self, ready: set[int], now: float) -> None:
-        """Of what else there is to watch."""
+        """Gives turns to anything else that a subclass watches."""
 
     def _next_deadline(self) -> float | None:
         places = [place.due() for place in self._places]
@@ -167,8 +167,8 @@ class Supervisor:
             self._stop(number)
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             if number == signal.SIGTSTP:
-                # The shell sees its job stopped; and before ranks are, since whoever has seen that
-                # may let the job go on: a watchdog that stopped after SIGCONT would stay so.
+                # Shows the shell that its job is stopped. Done before ranks stop: a user who sees
+                # that may send SIGCONT, and a watchdog that stopped later would stay so.
                 os.kill(self._watchdog, signal.SIGSTOP)
             # A rank leads an orphaned process group, for which the kernel ignores SIGTSTP.
             passed = signal.SIGSTOP if number == signal.SIGTSTP else number
@@ -208,7 +208,7 @@ class Supervisor:
         self._causes.note_death(rank)
 
     def _take_loss(self, place: Place) -> None:
-        """Its agent is gone, and with it all that is known of its ranks."""
+        """The place's agent is gone, and with it all that is known of its ranks."""
         if self._causes.any:
             self._say(place.trouble)
         else:
@@ -234,7 +234,7 @@ class Supervisor:
     # -- bringing ranks down ------------------------------------------------------------------
 
     def _stop(self, number: signal.Signals) -> None:
-        """The user, or who runs us, wants the job to end."""
+        """The user, or the process that runs us, wants the job to end."""
         again = number == signal.SIGINT and self._causes.stopped_by == signal.SIGINT
         self._stops += 1
         self._causes.stopped_by = self._causes.stopped_by or number
@@ -302,7 +302,7 @@ class Supervisor:
             self._display.show_hidden_bars(number)
 
     def _drain_screens(self) -> None:
-        """Waits for who reads our output, who may be a person with a pager; a signal ends that."""
+        """Waits for the reader of our output, maybe a person with a pager; a signal ends that."""
         stops = self._stops
         limit = time.monotonic() + self._job.patience if stops else None
         while self._display.pending:
@@ -311,7 +311,7 @@ class Supervisor:
                 self._display.drop()
 
     def _leave_places(self) -> None:
-        """All at once, then each until it has gone."""
+        """Leaves all places at once, then waits until each has gone."""
         for place in self._places:
             place.leave()
         deadline = time.monotonic() + _GOING

@@ -122,7 +122,7 @@ def _watch_over(
 
 
 def _pass_on(launcher: int, blocked: BlockedSignals) -> int:
-    """What comes, until the launcher has ended; its status."""
+    """Passes on signals until the launcher has ended; returns its status."""
     while True:
         # Where a program with threads has called the launcher, one of them may take its SIGCHLD.
         wait([(blocked.fd, READ)], time.monotonic() + _LOOK_SECONDS)
@@ -149,7 +149,7 @@ def _open_standard_streams() -> None:
 
 
 def end_descendants(strangers: list[Process]) -> list[Process]:
-    """Kills all that descends from this process, except who did before; returns who resists."""
+    """Kills all descendants of this process but `strangers`; returns those that resist."""
     before = {(process.pid, process.start) for process in strangers}
     deadline = time.monotonic() + _SWEEP_SECONDS
     while True:

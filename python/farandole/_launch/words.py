@@ -1,8 +1,8 @@
-"""What ranks say to the launcher, and who is to blame by it; and what it says to them.
+"""Messages between ranks and launcher, and the rank to blame by what they say.
 
-A rank says that it ends, and because of whom, before its peers can hear of it (_endings.py): so the
-cause is known by what was said, whoever's interpreter is sooner gone. Ranks without farandole say
-nothing; of them the first to end is to blame.
+A rank reports its end, and the rank that caused it, before its peers can notice (_endings.py). So
+the cause is known from the reports, in whatever order processes end. Ranks without farandole report
+nothing: among them the first to end is to blame.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def _parsed(data: bytes) -> Word | None:
 
 
 def printable(text: str) -> str:
-    """What may be shown on a terminal."""
+    """The text, with characters escaped that must not reach a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def tell_death(run_id: str, pids: Iterable[int], dead: Rank) -> None:
-    """To these processes of this host, of which those hear it that have ranks on others."""
+    """Reports a death to these processes of this host. Those with peers on other hosts listen."""
     word = PARTS.join(map(str, ("death", dead.number, dead.pid, dead.exit_code)))
     for pid in pids:
         _datagrams.say(f"farandole-rank-{run_id}-{pid}", word.encode())
@@ -68,7 +68,7 @@ def worker_name(run_id: str, pid: int) -> str:
 
 
 class Meetings:
-    """Which ranks wait in init(), and for whom."""
+    """The ranks that wait in init(), and the ranks that each waits for."""
 
     def __init__(self) -> None:
         self._awaited: dict[int, set[int]] = {}  # by rank that waits
@@ -81,14 +81,14 @@ class Meetings:
                 self._awaited.pop(word.rank, None)
 
     def waiting_for(self, rank: int) -> list[int]:
-        """None where it has come itself, as a process that the rank has started may have."""
+        """The ranks that wait for `rank`. None if it came itself, perhaps by a child process."""
         if rank in self._awaited:
             return []
         return sorted(who for who, awaited in self._awaited.items() if rank in awaited)
 
 
 class End(NamedTuple):
-    """What a rank said of its end."""
+    """A rank's report of its own end."""
 
     code: int
     blamed: int  # the process that brought it about; 0: itself
@@ -96,7 +96,7 @@ class End(NamedTuple):
 
 
 class Blame:
-    """Which of the ranks that failed is the cause. `host_of`: which host a rank is on."""
+    """Finds the failed rank that is the cause. `host_of`: the number of a rank's host."""
 
     def __init__(self, host_of: Callable[[int], int] = lambda _: 0) -> None:
         self._host_of = host_of
@@ -124,8 +124,8 @@ class Blame:
         return self._ends.get(rank)
 
     def first(self, failed: Container[int]) -> tuple[int, int | None]:
-        """The first among them, of whom there is at least one; and whom that blames, who has not
-        failed: it left too early, or did not go on."""
+        """The cause among `failed`, which is not empty; and the rank that it blames, if that has
+        not failed: it left too early, or did not go on."""
         found = next(rank for rank in self._order if rank in failed)
         seen = {found}
         while (end := self._ends.get(found)) is not None:
@@ -139,7 +139,7 @@ class Blame:
         return found, None
 
     def _rank_of(self, pid: int, near: int) -> int | None:
-        """Of several hosts' processes of that number, the one on the host of rank `near`."""
+        """The rank of process `pid`; if several hosts have that pid, on the host of rank `near`."""
         ranks = self._ranks.get(pid, [])
         there = [rank for rank in ranks if self._host_of(rank) == self._host_of(near)]
         found = there or (ranks if len(ranks) == 1 else [])

@@ -2,7 +2,7 @@
 
 The first rank listens where all look for it, by the job's name on its host or at MASTER_PORT
 between hosts. Each other rank connects, both prove that they know the job's secret, and it hands
-in its words. Who receives refuses all of them, with the reason, or gives all the table of words. A
+in its words. The receiving rank refuses all, with the reason, or gives all the table of words. A
 line stays until all have what they need. Under torchrun, which holds MASTER_PORT, its own store
 carries the same words; so does a communicator of mpi4py's (_mpi_meeting.py).
 
@@ -10,9 +10,9 @@ carries the same words; so does a communicator of mpi4py's (_mpi_meeting.py).
     members.py      what a rank says of itself, and what all must have alike
     places.py       where ranks look for the one that receives
     connection.py   words and descriptors on a connection
-    reception.py    the first rank's part; visitor.py: who has not said yet which rank it is
+    reception.py    the first rank's part; visitor.py: a client that is not known yet
     guest.py        the others'
-    line.py         what a rank says that cannot reach another one, once all have met here
+    line.py         how a rank reports that it cannot reach another one, once all have met here
     errors.py       how they tell each other what is wrong
     here.py         the ranks of a host, and what they get
     rounds.py       the words of all ranks in a store of torch.distributed's
@@ -71,11 +71,11 @@ def exchange(
     meeting: Meeting, place: Place, mine: Words, check: Check,
     descriptors: Sequence[int] = (), share: Share = _nothing,
 ) -> Met:  # fmt: skip
-    """Every rank's words, by rank. Who receives refuses all of them for what ``check`` says.
+    """Every rank's words, by rank. The receiving rank refuses all if ``check`` finds an error.
 
     Args:
-        descriptors: this rank's, for who receives.
-        share: makes of those of all what all are given.
+        descriptors: this rank's, for the receiving rank.
+        share: makes the descriptors that all ranks get from those of each.
 
     Raises:
         RendezvousError: ranks are missing at the deadline, or two are the same.
@@ -116,7 +116,7 @@ def exchange(
 
 
 def _why_taken(meeting: Meeting, place: Place, error: OSError) -> OSError | None:
-    """Who has the place may leave it. One of a world of some ranks may also be on another host.
+    """An error to raise later, as the owner may leave; None if the place may be on another host.
 
     Raises:
         RendezvousError: this rank cannot have it at all.

@@ -40,7 +40,7 @@ class Changed(ValueError):
 
 
 class _Seals:
-    """Of one direction, at one of its ends."""
+    """The seals of one direction, at one of its ends."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -53,7 +53,7 @@ class _Seals:
 
 
 class Connection:
-    """One deadline bounds all that an act of it sends or takes, however little comes at a time."""
+    """A connection. One deadline bounds a whole message, however little comes at a time."""
 
     def __init__(self, its: socket.socket) -> None:
         self._socket = its
@@ -63,7 +63,7 @@ class Connection:
         its.setblocking(False)
 
     def seal(self, secret: bytes, sends: bytes, hears: bytes, nonces: bytes) -> None:
-        """Once both ends have proved themselves, before they say more; `sends`, `hears`: roles."""
+        """Seals all that follows: both ends have proved themselves. `sends`, `hears`: roles."""
         self._sends = _Seals(proof(secret, b"seals of the " + sends, nonces))
         self._hears = _Seals(proof(secret, b"seals of the " + hears, nonces))
 
@@ -75,7 +75,7 @@ class Connection:
         close_all(self.take_descriptors())
 
     def take_descriptors(self) -> list[int]:
-        """Those that have come with words; the caller's."""
+        """The descriptors that have come with words. The caller owns them."""
         taken, self._descriptors = self._descriptors, []
         return taken
 
@@ -83,7 +83,7 @@ class Connection:
         return self._peer()[1] == os.geteuid()
 
     def process(self) -> int:
-        """The one that listens at the other end, or opened it."""
+        """The process that listens at the other end, or opened it."""
         return self._peer()[0]
 
     def _peer(self) -> tuple[int, int, int]:
@@ -97,14 +97,14 @@ class Connection:
         return bool(_ready(self._socket, select.POLLIN, seconds))
 
     def has_hung_up(self) -> bool:
-        """Its other end has closed it, or has ended, and all it had said was heard."""
+        """Whether the other end has closed it or ended, and all that it sent was read."""
         try:
             return self.has_come(0) and not self._socket.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 
     def send(self, words: Any, descriptors: Sequence[int] = (), until: float | None = None) -> None:
-        """`words`: or the same as JSON, made once for many."""
+        """`words`: an object; or its JSON, made once for many connections."""
         until = time.monotonic() + POLITE if until is None else until
         data = words if isinstance(words, bytes) else json.dumps(words).encode()
         head = HEAD.pack(len(data) + _SEAL, len(descriptors))
@@ -125,7 +125,7 @@ class Connection:
                 self._wait(select.POLLOUT, until)
 
     def _give(self, descriptors: Sequence[int], until: float) -> None:
-        """Of those on their way there are only so many, too."""
+        """Sends descriptors; waits while too many are on their way (ETOOMANYREFS), too."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         while True:
             try:
@@ -153,7 +153,7 @@ class Connection:
         return words
 
     def sizes(self, head: bytes) -> tuple[int, int]:
-        """How many bytes of words come, and how many in which descriptors do."""
+        """How many bytes of words come, and how many bytes that carry descriptors."""
         size, descriptors = HEAD.unpack(head)
         if not _SEAL <= size <= _MOST:
             raise ConnectionError(f"it announced {size} bytes")
@@ -173,7 +173,7 @@ class Connection:
         return data
 
     def receive(self, most: int) -> bytes | None:
-        """What is there; None: nothing yet."""
+        """The bytes that are there; None: nothing yet."""
         try:
             data = self._receive(most)
         except BlockingIOError:
@@ -188,7 +188,7 @@ class Connection:
         try:
             data, rights, flags, _ = self._receive_all(most)
         except ConnectionResetError:
-            # Who closed it has not read all; what it sent before comes behind this error.
+            # The other end closed it with data unread. What it had sent comes after this error.
             data, rights, flags, _ = self._receive_all(most)
         for level, kind, its in rights:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -199,7 +199,7 @@ class Connection:
         return data
 
     def _receive_all(self, most: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
-        """By socket.recv_fds programs that are started would inherit them: it drops the flag."""
+        """Not socket.recv_fds: it drops the flag, so that child programs would inherit them."""
         room = socket.CMSG_SPACE(_AT_ONCE * _INT)
         return self._socket.recvmsg(most, room, socket.MSG_CMSG_CLOEXEC)
 
@@ -210,7 +210,7 @@ class Connection:
 
 
 def lacks_descriptors(error: Exception) -> bool:
-    """This process can have no more of them."""
+    """Whether this process can open no more descriptors."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
@@ -227,7 +227,7 @@ def _ready(its: socket.socket, events: int, seconds: float) -> list[tuple[int, i
 
 
 def wait_for(connection: Connection, until: float, look: Callable[[], None]) -> None:
-    """Until something has come there; `look` is called now and then, and may raise.
+    """Waits until something has come. `look` is called now and then, and may raise.
 
     Raises:
         TimeoutError: nothing has.

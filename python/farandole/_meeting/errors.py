@@ -20,7 +20,7 @@ def name_of(words: Words) -> str:
 
 
 def told_of(error: Error) -> Words:
-    """As it is told to others: no more than its class does not say."""
+    """The error as it is sent to others: only what its class does not say."""
     kind = kind_of(error)
     fields = {name: getattr(error, name) for name in _FIELDS}
     fields["values"] = dict(error.values)
@@ -34,7 +34,7 @@ def kind_of(error: Error) -> type[Error]:
 
 
 def error_in(told: Any) -> Error:
-    """The error that others have told; a RendezvousError where this version has no such kind."""
+    """The error that another rank has sent; a RendezvousError if this version has no such kind."""
     words: Words = told if isinstance(told, dict) else {"verdict": str(told)}
     name = words.get("kind")
     kind: type[Error] = getattr(_core, name) if name in _core.error_names else RendezvousError
@@ -44,7 +44,7 @@ def error_in(told: Any) -> Error:
 
 
 def about(who: Words, kind: type[Error], verdict: str, advice: str = "") -> Error:
-    """Of that rank."""
+    """An error about that rank."""
     place = {name: who[name] for name in ("rank", "pid", "host")}
     return _made(kind, place | {"verdict": verdict} | ({"advice": advice} if advice else {}))
 
@@ -60,14 +60,14 @@ def _made(kind: type[Error], fields: Words) -> Error:
 
 
 def could_not_meet(who: Words, error: BaseException) -> Error:
-    """What went wrong on one rank, as all are told it."""
+    """The error that all ranks get if this one could not meet the others."""
     if isinstance(error, OSError) and not isinstance(error, Error):
         error = _core.errno_error(error.errno or 0, "a meeting's system call")
     if not isinstance(error, Error):
         error = RendezvousError(repr(error))
     verdict = f"{name_of(who)} could not meet the others: {error.verdict}"
     kind = kind_of(error)
-    # An argument that is wrong there is none of the others'.
+    # An argument that is wrong on that rank is no argument of the others.
     return about(
         who, RendezvousError if issubclass(kind, ValueError) else kind, verdict, error.advice
     )

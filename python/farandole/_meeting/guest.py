@@ -1,4 +1,4 @@
-"""The others go to who receives."""
+"""The part of all other ranks: they connect to the one that receives."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from farandole._meeting.places import Place
 
 
 class Closed(OSError):
-    """Whoever received there has met its own world, and receives no more; or receives nobody."""
+    """The rank there has met its own world and receives no more; or nobody receives there."""
 
 
 class Lost(Exception):
-    """Who received stopped in the middle of it, or is none of ours."""
+    """The receiving rank stopped halfway, or is none of this job's."""
 
 
 def be_guest(meeting: Meeting, place: Place, mine: Words, descriptors: Sequence[int]) -> Met:
-    """Raises OSError where nobody receives."""
+    """Meets the others at the receiving rank. Raises OSError where nobody receives."""
     connection = place.dial()
     try:
         _prove(meeting, place, connection)
@@ -61,7 +61,7 @@ def be_guest(meeting: Meeting, place: Place, mine: Words, descriptors: Sequence[
 
 
 def _prove(meeting: Meeting, place: Place, connection: Connection) -> None:
-    """Both ends do."""
+    """Both ends prove that they know the job's secret."""
     until = time.monotonic() + POLITE
     mine = secrets.token_bytes(NONCE)
     who = f"rank {meeting.rank}"
@@ -98,7 +98,7 @@ def _wait_for_greeting(meeting: Meeting, place: Place, connection: Connection) -
 
 
 def _answer(meeting: Meeting, place: Place, connection: Connection, mine: Words) -> Words:
-    """Raises Lost where none comes."""
+    """The receiving rank's answer. Raises Lost where none comes."""
     try:
         wait_for(connection, meeting.until + GRACE, meeting.look)
         answer = connection.hear(time.monotonic() + POLITE)

@@ -1,5 +1,5 @@
-"""The ranks of a host: each gets the memory that all of them map, and of each what wakes it and
-what shows its death. The first one makes the memory."""
+"""The ranks of a host: each gets the memory that all of them map, and every rank's doorbell and
+process descriptor, which shows its death. The first rank makes the memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from farandole._meeting.members import objection
 
 
 class Here(NamedTuple):
-    """What comes of it."""
+    """The result of meet_here()."""
 
     memory: _core.HostMemory
     table: list[Words]  # of the ranks of this host
     descriptors: dict[int, tuple[int, int]]  # by rank: its doorbell and its process; the caller's
 
     def peers(self, table: Sequence[Words], hosts: Sequence[str]) -> list[_core.Peer]:
-        """All ranks of the world, as the core takes them, once. `table`: what each has said;
-        `hosts`: of each, as all call it."""
+        """All ranks of the world, as the core takes them, once. `table`: each rank's words;
+        `hosts`: each rank's host, by the name that all use."""
         cpus = {words["rank"]: words["cpus"] for words in self.table}
         return [
             _core.Peer(

@@ -1,8 +1,8 @@
-"""A line that stays while ranks connect to each other, once all have met: one that cannot reach
-another says so, and nobody waits for it until the deadline.
+"""Connections to one rank, the keeper, that stay open until ranks that have met are connected.
+A rank that cannot reach another one reports it there, so that nobody waits until the deadline.
 
-It ends as whoever keeps it, the first rank as a rule, has heard of all others that they are
-connected, and tells them: so there is a world on all ranks, or on none.
+The keeper is the first rank as a rule. Once all others have reported that they are connected, it
+tells them so and closes: so there is a world on all ranks, or on none.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ def _nothing() -> None:
 
 
 class Line(Protocol):
-    """Of one rank. Nothing of it blocks for long but ``end``."""
+    """One rank's end of the line. Only ``end`` blocks for long."""
 
     def look(self) -> None:
-        """Raises what another rank has failed with."""
+        """Raises the error with which another rank has failed."""
 
     def fail(self, why: BaseException) -> Error:
-        """This rank has, as all are told; a second time nothing is said."""
+        """Reports to all that this rank has failed; reports nothing a second time."""
 
     def end(self, look: Look = _nothing) -> None:
-        """This rank is connected to all others, and waits until all are. `look` is called now and
-        then, and may raise.
+        """Reports that this rank is connected to all others, and waits until all are. `look` is
+        called now and then, and may raise.
 
         Raises:
-            Error: what one of them has failed with, or RendezvousError: it says nothing.
+            Error: one of them has failed with it; RendezvousError: one says nothing.
         """
 
 
 @contextmanager
 def told(line: Line) -> Iterator[None]:
-    """Whatever is raised meanwhile is told to the others, but for what follows from what one of
-    them has told: that is raised in its place."""
+    """Reports an exception of the body to the other ranks. If another rank has reported an error
+    that may be its cause, that one is raised in its place."""
     try:
         yield
     except BaseException as error:
@@ -78,12 +78,12 @@ def is_silent(ranks: list[int]) -> RendezvousError:
 
 
 class Keeper:
-    """Of who has received the others."""
+    """The end at the rank that has received the others."""
 
     def __init__(
         self, mine: Words, guests: Mapping[int, Connection], table: list[Words], until: float
     ) -> None:
-        """`table`: of all ranks."""
+        """`table`: the words of all ranks."""
         self._mine = mine
         self._guests = dict(guests)  # none, once it is over
         self._connected = set[int]()
@@ -129,7 +129,7 @@ class Keeper:
 
 
 class Guest:
-    """Of who was received."""
+    """The end at a rank that was received."""
 
     def __init__(
         self, mine: Words, keeper: Connection | None, keepers: Words, until: float
@@ -181,7 +181,7 @@ class Guest:
 def _heard(
     connections: Mapping[int, Connection], seconds: float
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
-    """What has come on which of them, or why nothing more comes."""
+    """The words that have come on each connection, or why no more come."""
     poll = select.poll()
     numbers = {connection.fileno(): number for number, connection in connections.items()}
     for descriptor in numbers:

@@ -1,4 +1,4 @@
-"""Which ranks meet, by what secret, and until when; and what they tell each other."""
+"""The ranks of a meeting, their secret and deadline, and the result."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _REMIND = 60.0  # seconds between two warnings that ranks are missing
 
 @dataclass(frozen=True)
 class Meeting:
-    """Of which ranks, by what secret, and until when (time.monotonic)."""
+    """The ranks that meet, their secret, and their deadline (time.monotonic)."""
 
     rank: int
     ranks: Sequence[int]  # of all who meet, ascending; the first one receives the others
     until: float
     secret: bytes = b""
-    # Of a world of some of the job's ranks: which ones, as all of them say it. Whoever of them gets
-    # hold of the place receives.
+    # The ranks of a world of some of the job's, in the same words on each. The rank that gets hold
+    # of the place receives.
     among: str = ""
     warn: Callable[[str], None] = lambda _: None
     warn_after: float = 10.0  # seconds
@@ -41,7 +41,7 @@ class Meeting:
         return self.rank == self.first or bool(self.among)
 
     def others(self) -> str:
-        """Whom this rank looks for, as a person reads it."""
+        """The ranks that this one looks for, in words."""
         receiver = self.first != self.rank and not self.among
         return f"rank {self.first}" if receiver else "the others"
 
@@ -53,15 +53,15 @@ class Meeting:
 
 
 class Met(NamedTuple):
-    """What comes of it."""
+    """The result of a meeting."""
 
     table: list[Words]  # by rank
     line: Line
-    descriptors: Sequence[int] = ()  # that who received has handed to all; the caller's
+    descriptors: Sequence[int] = ()  # from the receiving rank, the same for all; the caller's
 
 
 class Reminder:
-    """Says what a rank waits for, when it has waited for long, and now and then."""
+    """Warns what a rank waits for, when it has waited for long, and then now and then."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._warn = meeting.warn

@@ -1,4 +1,4 @@
-"""What a rank says of itself, and what all ranks must have alike."""
+"""A rank's words about itself, and the facts that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole import _core
 from farandole._core import Error, RendezvousError, VersionMismatch
 from farandole._meeting.errors import Words, error_in, name_of
 
-# What a rank says, and what only some do.
+# The fields that every rank sends, and those that only some send.
 _ALWAYS = {"rank": int, "size": int, "pid": int, "host": str, "among": str}
 _PERHAPS = {
     "version": str, "python": str, "wire": dict, "split": str, "settings": dict, "agree": str,
@@ -24,7 +24,7 @@ _HEXADECIMAL = ("addresses", "world", "secret")
 
 
 def checked(words: Any) -> Words:
-    """As another has sent them. Raises ValueError for what no rank says."""
+    """The words that another rank has sent. Raises ValueError if no rank sends such words."""
     if not isinstance(words, dict):
         raise ValueError("no words of a rank")
     whole: Words = {"among": "", **words}
@@ -55,7 +55,7 @@ def _interpreter() -> str:
 
 
 def alike(agree: str) -> Words:
-    """`agree`: a word of the program's own."""
+    """Facts that must be equal on all ranks. `agree`: a word of the program's own."""
     return {
         "wire": dict(_core.wire_format()),
         "split": os.environ.get("FARANDOLE_SPLIT_HOSTS", ""),
@@ -85,20 +85,20 @@ _Facts = Iterator[tuple[str, Any]]
 
 
 def _pairs(theirs: _Facts, ours: _Facts) -> Iterator[tuple[str, Any, Any]]:
-    """Of each what both say: another version has no word for some."""
+    """The facts that both have, with both values: another version may lack some."""
     known = dict(ours)
     return ((what, value, known[what]) for what, value in theirs if what in known)
 
 
 def _of_the_build(words: Words) -> _Facts:
-    """What all ranks must have, one after the other."""
+    """Facts of the build that must be equal on all ranks, in the order of comparison."""
     yield "farandole", words.get("version")
     yield "the Python", words.get("python")  # what one pickles, another may not read
     yield from ((f"the {what}", value) for what, value in words.get("wire", {}).items())
 
 
 def _of_the_job(words: Words) -> _Facts:
-    """The same. Empty where a rank does not know."""
+    """Facts of the job that must be equal. A rank leaves out those that it does not know."""
     yield "a world of", words["size"]
     yield "FARANDOLE_SPLIT_HOSTS", words.get("split")
     yield "agree", words.get("agree")

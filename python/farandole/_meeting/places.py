@@ -22,9 +22,9 @@ _LISTENING, _UNCONNECTED = 1 << 16, "01"  # __SO_ACCEPTCON, SS_UNCONNECTED in th
 
 
 class Place(Protocol):
-    """As text: "at 127.0.0.1:29500"."""
+    """A place where ranks meet. As text: "at 127.0.0.1:29500"."""
 
-    # Of who may look for another one there, or be started in a dead one's stead.
+    # Whether another world may meet there, or a rank be started in a dead one's stead.
     others_may_come: bool
     advice: str  # where nobody receives there
     advice_to_first: str  # where it cannot be had
@@ -36,13 +36,13 @@ class Place(Protocol):
         """Raises OSError where nobody listens."""
 
     def admits(self, connection: Connection) -> bool:
-        """Whether who has connected may be one of ours, before it says anything."""
+        """Whether a client may be one of ours, before it says anything."""
 
     def is_patient(self, connection: Connection) -> bool:
-        """Whether who listens there, and says nothing, may do so yet."""
+        """Whether a listener that says nothing yet may take longer."""
 
     def stranger(self, who: str, connection: Connection, what: str) -> Error:
-        """Who listens there is none of ours."""
+        """The error if the listener there is none of ours."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class MasterPort:
         return [(family, where) for family, _, _, _, where in found]
 
     def dial(self) -> Connection:
-        """Where nobody listens the kernel may give that very port to whoever connects, who so
-        connects to himself; and nobody else can listen there meanwhile."""
+        """Where nobody listens, the kernel may give this very port to the client, which then
+        connects to itself, and keeps others from listening there."""
         found = socket.create_connection((self.address, self.port), timeout=POLITE)
         if found.getsockname() != found.getpeername():
             return Connection(found)
@@ -176,7 +176,7 @@ class JobsName:
         return connection
 
     def _look_for_the_deaf(self) -> None:
-        """Twice, since whoever has the name listens a moment later."""
+        """Looks twice, since a process that has the name listens only a moment later."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK
@@ -199,7 +199,7 @@ class JobsName:
         return connection.is_of_this_user()
 
     def is_patient(self, connection: Connection) -> bool:
-        """It is stopped, say."""
+        """Whether the listener's process is stopped, say."""
         return state_of(connection.process()) in ("T", "t", "D")
 
     def stranger(self, who: str, connection: Connection, what: str) -> Error:
@@ -210,7 +210,7 @@ class JobsName:
 
 
 def state_of(process: int) -> str:
-    """Of a process of this host: a letter of proc(5), "X" where it is gone."""
+    """The state of a process of this host: a letter of proc(5), "X" if it is gone."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

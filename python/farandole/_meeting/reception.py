@@ -1,4 +1,4 @@
-"""Who receives the others: the first rank, in one loop over all who come."""
+"""Receives the other ranks: the first rank does, in one loop over all clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIND = (
     "several hosts, LOCAL_WORLD_SIZE says how many each has"
 )
 
-# Of the descriptors of each rank, by rank: those that are handed to all.
+# Makes the descriptors that all ranks get from each rank's own, by rank.
 Share = Callable[[list[list[int]]], list[int]]
 
 
@@ -58,7 +58,7 @@ class Table:
         return [rank for rank in self.ranks if rank not in self.words]
 
     def seat(self, words: Words) -> None:
-        """Raises RendezvousError where there is no such rank, or it is there."""
+        """Raises RendezvousError if there is no such rank, or another process has its place."""
         rank: int = words["rank"]
         if rank not in self.ranks:
             raise RendezvousError(
@@ -89,7 +89,7 @@ class Table:
 
 
 def _tell(connection: Connection, words: Words) -> None:
-    """The last that is said there."""
+    """Sends the last words on a connection, and closes it."""
     with suppress(OSError):
         connection.send(words)
     connection.close()
@@ -162,9 +162,9 @@ class Reception:
             raise
 
     def _arrivals(self) -> Iterator[tuple[Words, Connection]]:
-        """Those of this rank's world who have come by now; and notices who has gone."""
+        """Yields ranks of this world that have come by now; notices those that have gone."""
         ready = [descriptor for descriptor, _ in self._poll.poll(1000 * LOOK)]
-        # Who is in already is heard before others are let in, perhaps in its place.
+        # Known clients are read before others are let in, perhaps in the place of one.
         for descriptor in sorted(ready, key=self._listeners.__contains__):
             if (listener := self._listeners.get(descriptor)) is not None:
                 self._let_in(listener)
@@ -204,7 +204,7 @@ class Reception:
             self._poll.register(connection, select.POLLIN)
 
     def _makes_room(self) -> bool:
-        """By the one that is silent longest: a rank has more time than it needs."""
+        """Drops the client that is silent longest: a rank has more time than it needs."""
         unproved = (visitor for visitor in self._visitors.values() if not visitor.has_proved)
         oldest = next(unproved, None)
         if oldest is None or oldest.until - time.monotonic() > POLITE - _PROMPT:
@@ -242,8 +242,8 @@ class Reception:
     # ---- seats ----
 
     def _seat(self, words: Words, connection: Connection) -> None:
-        """What is wrong with one rank is said before the others have come. One that has ended
-        leaves its place to whoever is started in its stead."""
+        """Takes in a rank, and reports what is wrong with it before the others have come. A rank
+        that has ended leaves its place to a process that is started in its stead."""
         rank: int = words["rank"]
         before = self._own.guests.get(rank)
         if before is not None and before.has_hung_up():
@@ -261,7 +261,7 @@ class Reception:
             raise why
 
     def _lose(self, rank: int) -> None:
-        """Where nobody is started in its stead, its end is that of the meeting."""
+        """Frees a place. Where no process can be started for it, the meeting fails."""
         if not self._own.guests[rank].has_hung_up():
             return  # it has said more than it should, which is heard when all have come
         words = self._own.words[rank]
@@ -293,7 +293,7 @@ class Reception:
     # ---- the end ----
 
     def _hand_out(self, table: list[Words], own: Sequence[int], share: Share) -> Met:
-        """Those of this world get the table, and stay."""
+        """Sends the table to the ranks of this world; their connections stay open."""
         guests = self._own.guests
         of_each = {rank: guest.take_descriptors() for rank, guest in guests.items()}
         try:
@@ -320,7 +320,7 @@ class Reception:
             self._refuse_late(refusal)
 
     def _refuse_late(self, refusal: Words) -> None:
-        """Whoever comes soon is told, too, and does not look for this rank in vain."""
+        """Refuses ranks that come soon, too: they need not look for this one in vain."""
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
         awaited = set(self._meeting.ranks) - self._came
         more = len(self._meeting.ranks) if self._foreign else 0  # another job's may come, too
@@ -353,7 +353,7 @@ class Reception:
     # ---- what is said meanwhile ----
 
     def _tell_of_strangers(self) -> None:
-        """Once of each."""
+        """Warns once of each stranger."""
         for whence, lacks in self._strangers[self._told : _MOST_WARNINGS]:
             self._meeting.warn(
                 f"somebody {whence} has knocked {self._place} {lacks}: if it is a rank of this "

@@ -26,7 +26,7 @@ _RANKS_OF_A_PAUSE = 64  # more of them look less often: one process answers them
 
 
 class KeyValueStore(Protocol):
-    """What we need of a store of torch.distributed's. ``get`` waits for the key."""
+    """The part of torch.distributed's store that is used here. ``get`` waits for the key."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -34,7 +34,7 @@ class KeyValueStore(Protocol):
 
 
 class Round(NamedTuple):
-    """What comes of it."""
+    """The result of meet_in()."""
 
     key: str  # what belongs to this round in the store begins like this
     table: list[Words]  # by rank
@@ -106,8 +106,8 @@ class _Leader:
         return [rank for rank in self._meeting.ranks if rank not in self._words]
 
     def _arrivals(self, missing: list[int]) -> list[int]:
-        """Those of the missing ranks whose words are there now. The store has as much time for
-        others as it needs for this."""
+        """The missing ranks whose words are there now. Sleeps as long as this took, so that the
+        store has time for others."""
         began = time.monotonic()
         came = [rank for rank in missing if self._store.check([f"{self._key}/{rank}"])]
         for rank in came:
@@ -117,7 +117,7 @@ class _Leader:
         return came
 
     def _look_at(self, words: Words) -> None:
-        """What is wrong with one rank is said before the others have come."""
+        """Reports what is wrong with one rank before the others have come."""
         if why := self._check([self._mine] if words is self._mine else [self._mine, words]):
             raise why
 
@@ -130,7 +130,7 @@ class _Leader:
             self._store.set(_answer_of(self._key, words["rank"]), words["number"])
 
     def _refuse(self, refusal: Words) -> None:
-        """Ranks that come soon are told, too."""
+        """Refuses the ranks of this round, and those that come soon."""
         self._answer(refusal)
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
         while (missing := self._missing()) and time.monotonic() < until:
@@ -173,7 +173,7 @@ def _answer_to(store: KeyValueStore, key: str, mine: Words) -> Words | None:
 
 
 def answer_in(text: bytes) -> Words:
-    """Raises ValueError for what no rank 0 says."""
+    """Rank 0's answer. Raises ValueError for what no rank 0 says."""
     answer = _json.read(text)
     if not isinstance(answer, dict) or not isinstance(answer.get("ranks"), list):
         raise ValueError("no answer of rank 0")
@@ -181,7 +181,7 @@ def answer_in(text: bytes) -> Words:
 
 
 def _text(store: KeyValueStore, key: str) -> str:
-    """Empty where nothing is there."""
+    """The key's value; empty where there is none."""
     return store.get(key).decode() if store.check([key]) else ""
 
 

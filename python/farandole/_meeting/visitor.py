@@ -1,4 +1,4 @@
-"""Who has connected and has not said yet which rank it is."""
+"""A client that has connected and has not said yet which rank it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Wanted(NamedTuple):
 
 
 class Visitor:
-    """Silent ones hold nobody up: what has come is taken, and no more is waited for."""
+    """Takes what has come, and waits for no more: silent clients hold nobody up."""
 
     def __init__(self, connection: Connection, whence: str, secret: bytes) -> None:
         self.connection = connection
@@ -59,7 +59,7 @@ class Visitor:
 
 
 def _greeting(connection: Connection, secret: bytes) -> Generator[_Wanted, bytes, Words]:
-    """Takes what is wanted, and gives the words in the end."""
+    """Yields what it wants next, is sent those bytes, and returns the words in the end."""
     theirs = yield _Wanted(len(MAGIC) + NONCE, "without farandole's first words")
     if not theirs.startswith(MAGIC):
         raise ValueError("it does not know how ranks meet")

@@ -1,11 +1,11 @@
 """Reads what `FARANDOLE_TRACE` wrote: puts the ranks' parts together, and sums up where time went.
 
     parts.py    what a rank wrote; the newest run in a directory
-    salvage.py  what a rank left that did not come to write its part
+    salvage.py  the parts of ranks that could not write them
     clocks.py   the clocks of several hosts as one
     merging.py  its parts as one file for Perfetto and Chrome
     figures.py  where the time went, as numbers
-    waiting.py  who waited for whom
+    waiting.py  the times in which ranks waited for another one
     timeline.py a trace of a part of a run
     text.py     the same as tables and JSON
 

@@ -164,7 +164,7 @@ def _of_rank(part: Part) -> RankSummary:
 
 
 def _on_devices(part: Part) -> list[tuple[float, float]]:
-    """Of each step, how long devices reduced, and for how much of that all gradients were ready.
+    """For each step, how long devices reduced, and for how much of that all gradients were ready.
 
     The host runs ahead of devices: its sequence numbers tell steps apart, its times do not.
     """

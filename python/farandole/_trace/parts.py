@@ -58,7 +58,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class OnDevice:
-    """The same in a device's streams, by the device's clock."""
+    """An operation in a device's streams, by the device's clock."""
 
     stream: str
     sequence: int
@@ -104,7 +104,7 @@ class Run:
 
 
 def headers(directory: Path) -> list[Header]:
-    """Of every part in the directory, the newest part first."""
+    """The headers of all parts in the directory, the newest part first."""
     try:
         found = [p for p in directory.iterdir() if re.fullmatch(r"rank-\d+\.jsonl", p.name)]
     except FileNotFoundError:
@@ -152,12 +152,12 @@ def newest(directory: Path) -> tuple[list[Header], list[int], list[Path]]:
 
 
 def clocks_within(mine: Sequence[Header]) -> dict[str, float]:
-    """By host that has a clock of its own; in microseconds."""
+    """By host with a clock of its own: how far that may be off, in microseconds."""
     return {h.host: h.clock.within for h in mine if h.clock is not None}
 
 
 def clocks_unknown(mine: Sequence[Header]) -> list[str]:
-    """Hosts of which no reading is there, though they have not rank 0's clock."""
+    """Hosts that do not have rank 0's clock, and left no readings of their own."""
     loose = {h.host for h in mine if h.clock is None}
     of_rank_0 = {h.host for h in mine if h.rank == 0}
     if not of_rank_0 and len(loose) == 1:  # a host without readings is rank 0's own
@@ -177,7 +177,7 @@ def runs_in(directory: Path) -> list[Path]:
 
 
 def load(directory: Path) -> Run:
-    """Reads the newest run in a directory. What some rank has lost is left out of all of them."""
+    """Reads the newest run in a directory. Events that some rank has lost are left out."""
     mine, missing, stale = newest(directory)
     since = max(h.to_rank_0(h.complete_since) if h.complete_since else 0.0 for h in mine)
     return Run(directory, [_read(h, since) for h in mine], missing, stale)

@@ -1,4 +1,4 @@
-"""What ranks leave that do not come to write their parts: the files their events lie in."""
+"""Recovers the parts of ranks that could not write them, from the files with their events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole._trace.parts import TraceError
 
 
 def recover(folder: Path, *, apart_from: int = -1, living: bool = False) -> list[int]:
-    """Writes the parts of ranks that have ended without; of those that run, too, if `living`.
+    """Writes the parts of ranks that have ended without them; of running ones, too, if `living`.
 
     A file that cannot be read or written is a warning.
 
@@ -32,7 +32,7 @@ def recover(folder: Path, *, apart_from: int = -1, living: bool = False) -> list
 
 
 def events_files(folder: Path) -> list[Path]:
-    """What ranks record into, or have died with."""
+    """The files that ranks record into, or recorded into when they died."""
     with suppress(OSError):
         return [p for p in folder.iterdir() if re.fullmatch(r"\.rank-\d+\.events", p.name)]
     return []

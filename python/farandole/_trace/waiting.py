@@ -1,4 +1,4 @@
-"""Who waited for whom: the time in which an operation stood because one rank was not there yet."""
+"""Waits between ranks: the time in which an operation stood as one rank was not there yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Awaited:
     rank: int  # the one that was waited for
 
     def within(self, span: Span) -> Awaited | None:
-        """What of it lies in the span, if anything does."""
+        """The part of it that lies in the span, if there is one."""
         begin, end = max(self.begin, span[0]), min(self.end, span[1])
         return Awaited(begin, end, self.rank) if begin < end else None
 
@@ -28,7 +28,7 @@ Waits = dict[Operation, list[Awaited]]  # by a rank's share of an operation
 
 
 def awaited(parts: Iterable[Part]) -> Waits:
-    """Of every share of an operation that several ranks took part in."""
+    """The waits of every share of an operation that several ranks took part in."""
     return {mine: _joined(_waits(mine, shares)) for shares in together(parts) for mine in shares}
 
 
@@ -62,7 +62,7 @@ def stood_still(part: Part, waits: Waits, window: Span) -> list[Awaited]:
 
 
 def _joined(waits: Iterable[Awaited]) -> list[Awaited]:
-    """Those for one rank that touch or overlap become one."""
+    """Joins the waits for one rank that touch or overlap."""
     by_rank: dict[int, list[Awaited]] = defaultdict(list)
     for wait in sorted(waits, key=lambda w: w.begin):
         mine = by_rank[wait.rank]

@@ -1,5 +1,5 @@
-"""``farandole run`` on a kind of host of which nothing is known: it is measured before the ranks
-start, once, where that is worth the wait. Runs in the launcher, and imports as little.
+"""Measures an unknown kind of host for ``farandole run``, before ranks start: once, and only where
+that is worth the wait. Runs in the launcher, so it imports as little.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _LIMIT_SECONDS = 15.0  # far beyond what it takes
 
 
 def measure_if_unknown(ranks: int) -> None:
-    """What `FARANDOLE_TUNING=auto` asks for. Measures this kind of host if there is no table of it,
-    the host is quiet, and the next job will find what this one has measured; else does nothing.
+    """Does what `FARANDOLE_TUNING=auto` asks for. Measures this kind of host if it has no table, is
+    quiet, and the next job will find the table that this one measures; else does nothing.
     Never fails."""
     in_a_job = bool(os.environ.get("RANK"))
     if in_a_job or not 2 <= ranks <= kept.usable_cores():
@@ -40,7 +40,7 @@ def measure_if_unknown(ranks: int) -> None:
 
 
 def _why_unknown(path: str) -> str:
-    """Empty: there is a table, or no use in trying."""
+    """Why this host has no table; empty if it has one, or there is no use in trying."""
     try:
         found = kept.read(path)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def _why_unknown(path: str) -> str:
 
 
 def _is_passing() -> bool:
-    """A machine of continuous integration forgets what it learns."""
+    """Whether this is a machine of continuous integration, which forgets what it learns."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
@@ -97,7 +97,7 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 
 def _measure() -> None:
-    """In a process of its own, which ends with this one: this one stays as small as it was."""
+    """Measures in a process that ends with this one, so that this one stays as small as it was."""
     import subprocess
 
     from farandole._launch.processes import die_with_parent

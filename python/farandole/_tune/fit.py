@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Link:
-    """Between hosts: what the slowest pair takes, in seconds."""
+    """The costs of a link between hosts, in seconds: those of the slowest pair."""
 
     network_round: float
     network_byte: float
@@ -64,7 +64,7 @@ class Fit:
 
 
 def noise(samples: Sequence[Sample]) -> float:
-    """Of the whole measurement: 0.05 is a quiet host, 0.5 one that did something else, too."""
+    """The noise of a measurement: 0.05 is a quiet host, 0.5 one that did something else, too."""
     return round(median(sample.noise for sample in samples), 4)
 
 

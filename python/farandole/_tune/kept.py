@@ -28,7 +28,7 @@ class NotBelieved(Exception):
 
 
 class Kept(NamedTuple):  # a dataclass would import inspect: ranks start that much later
-    """What a file says."""
+    """The contents of a file."""
 
     kind: dict[str, str]  # of host
     measured: str  # when
@@ -48,7 +48,7 @@ class Kept(NamedTuple):  # a dataclass would import inspect: ranks start that mu
 
 @cache
 def kind() -> dict[str, str]:
-    """What the times depend on: a table is used on hosts of which all of this is the same."""
+    """The facts that times depend on. A table is used on hosts where all of them are the same."""
     found = {
         "farandole": farandole.__version__,
         "kernel": os.uname().release,

@@ -1,7 +1,7 @@
-"""What messages between hosts take, as one rank on each of them measures it.
+"""Measures the cost of messages between hosts, with one rank on each of them.
 
 The first host is paired with each other one. A round is an all-reduce of four bytes, which are sent
-along with the ranks' agreement, one message each way, without what the same call takes of Python. A
+along with the ranks' agreement, one message each way, less the time of the same call in Python. A
 byte is measured by an all-reduce that is long enough for its rounds to matter little. The slowest
 pair counts: a collective waits for it.
 """
@@ -43,7 +43,7 @@ def measure(seconds: float) -> Link:
 
 
 def measure_from_first(others: Sequence[int], seconds: float) -> Link:
-    """Between rank 0 and each of some ranks, for about that long; the same on every rank."""
+    """Measures rank 0 with each of `others`, for about that long; the same on every rank."""
     python = python_part()
     mine = np.zeros(3)
     for other in others:
@@ -77,14 +77,14 @@ def _measure_pair(pair: fd.Group, seconds: float, python: float) -> NDArray[np.f
 
 
 def _call(pair: fd.Group, size: int) -> float:
-    """A call that is not the first one; equal on both ranks."""
+    """Seconds of a call that is not the first one; equal on both ranks."""
     return float(times(pair, np.ones(size // 4, np.float32), 0, "halving_doubling")[-1])
 
 
 def times(
     group: fd.Group, data: NDArray[np.float32], seconds: float, algorithm: str | None = None
 ) -> NDArray[np.float64]:
-    """Of calls one after the other, the slower rank's; as many as fit, equal on all."""
+    """Seconds of successive calls, the slower rank's; as many as fit, equal on all ranks."""
     level: Literal["fast"] | None = "fast" if algorithm == "mpi" else None
     readings: list[NDArray[np.float64]] = []
     left = seconds
@@ -102,6 +102,6 @@ def times(
 
 
 def spread(readings: NDArray[np.float64]) -> float:
-    """By how much slow ones exceed quick ones."""
+    """By how much slow readings exceed quick ones."""
     low, high = np.quantile(readings, (0.25, 0.75))
     return float(high / low - 1)

@@ -1,8 +1,8 @@
-"""What MPI's own all-reduce takes, and links over MPI, as the ranks that mpiexec started measure
-both: by these numbers the engine chooses between MPI's way and its own.
+"""Measures MPI's own all-reduce, and links over MPI, with the ranks that mpiexec started.
+By these numbers the engine chooses between MPI's algorithm and its own.
 
-Ranks are those of the job that is to be tuned, on its hosts. What a call takes to agree is not
-counted in, as it is not in what is predicted of schedules.
+Ranks are those of the job that is to be tuned, on its hosts. The time that a call takes to agree is
+not counted in, as it is not in the predictions for schedules.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _LEAST_LEFT = 0.1  # of a time, when the naming is taken off
 
 
 class _Row(NamedTuple):
-    """What is measured: one path or planner at one size."""
+    """One path or planner at one size, which is measured."""
 
     collective: str
     algorithm: str
@@ -71,7 +71,7 @@ def measure(seconds: float, planners: bool, terminal: int = 0) -> list[Sample]:
 
 
 def _with_naming(rows: Iterable[_Row]) -> list[_Row]:
-    """With two further rows for each collective, in front."""
+    """The rows, with two further ones for each collective in front."""
     rows = list(rows)
     collectives = dict.fromkeys(row.collective for row in rows)
     return [_row(name, *row) for name in collectives for row in _NAMING] + rows
@@ -101,7 +101,7 @@ def _rows(planners: bool) -> Iterator[_Row]:
 
 
 def _sizes(most: int | None) -> dict[str, tuple[int, ...]]:
-    """By collective; whole elements of every type."""
+    """Sizes by collective; whole elements of every type."""
     if most is None:
         return {"all_reduce": _FOLDED, "all_gather": _GATHERED}
     parts = tuple(most // share // 8 * 8 for share in (8, 4, 2, 1))
@@ -119,7 +119,7 @@ def _row(collective: str, algorithm: str, size: int) -> _Row:
 
 
 def _can_run(row: _Row) -> bool:
-    """By trying; all ranks see the same. The kernel may forbid paths by address."""
+    """Whether a row runs, by trying; equal on all ranks. The kernel may forbid paths by address."""
     row.case.prepare(0)
     try:
         row.case.call()

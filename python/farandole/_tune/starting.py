@@ -26,7 +26,7 @@ _MEETING_SECONDS = 10.0
 def measure(ranks: int, seconds: float, *, planners: bool, terminal: int = 0) -> list[Sample]:
     """Starts ranks; rank 0 shows how far they are, and leaves the samples in a file.
 
-    What the environment says of farandole is about other jobs, so it is taken out of it.
+    Farandole's variables in the environment are about other jobs, so they are removed.
 
     Raises:
         LaunchError: they could not be started, or ended without a result.
@@ -40,7 +40,7 @@ def measure(ranks: int, seconds: float, *, planners: bool, terminal: int = 0) ->
 
 
 def measure_links(hosts: Sequence[Share], reach: Reach, seconds: float) -> Link:
-    """The same for what is between hosts, with one rank on each.
+    """Like measure(), for the links between hosts, with one rank on each.
 
     Raises:
         LaunchError: they could not be started, or ended without a result.
@@ -59,7 +59,7 @@ def measure_links(hosts: Sequence[Share], reach: Reach, seconds: float) -> Link:
 
 
 def _result_of(words: Sequence[str], job: Callable[[list[str]], Job]) -> Any:
-    """What rank 0 of a job left in a file, which its first host shares with this process."""
+    """Runs a job and returns its result, from a file that its first host shares with this one."""
     from farandole import _launch
 
     for name in [n for n in os.environ if n.startswith("FARANDOLE_")]:

@@ -1,6 +1,6 @@
-"""What rank 0 hands out when ranks meet: the table that is kept for this kind of host, if any.
+"""The table that rank 0 hands out when ranks meet: the one kept for this kind of host, if any.
 
-No other rank reads a file. One that is not to be believed is a warning, and the usual choices.
+No other rank reads a file. A file that is not believed causes a warning, and the usual choices.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def _in_words(path: str, error: Exception) -> str:
 
 
 def text_of(found: Kept) -> str:
-    """As the native core takes it. ``NotBelieved`` if it does not."""
+    """The table as the native core takes it. ``NotBelieved`` if it does not."""
     origin = f"measured {found.measured} with {found.ranks} ranks"
-    # Those of MPI came later than others, and are not measured with them.
+    # MPI's numbers came later than the others, and are not measured with them.
     of_mpi = {name: s for name, s in _core.tuning.numbers().items() if name.startswith("mpi_")}
     try:
         return _core.tuning.text(of_mpi | found.seconds, origin)

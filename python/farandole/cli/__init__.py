@@ -30,7 +30,7 @@ VERBS = {
 
 
 class CommandError(Exception):
-    """What the user should change, in one line; becomes ``farandole …: line`` and an exit code."""
+    """An error for the user, in one line; becomes ``farandole …: line`` and an exit code."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def add_ranks(parser: argparse.ArgumentParser, help: str) -> None:
-    """The option that says how many, as text."""
+    """Adds the option for the number of ranks, as text."""
     parser.add_argument("-np", "--num-proc", metavar="N", dest="ranks", help=help)
 
 

@@ -75,7 +75,7 @@ class Flag(NamedTuple):
         return self.names.split()[-1]
 
 
-# What an option takes, where not every text will do.
+# The values of an option, where not every text will do.
 _VALUES = {
     "SECONDS": "a number of seconds",
     "MB": "a number of MB",
@@ -91,7 +91,7 @@ _NO_MPI = "MPI is not used"
 _OWN = "farandole has transports of its own"
 
 FLAGS = [
-    # What does something: `farandole run` has these, too.
+    # Options that do something: `farandole run` has these, too.
     Flag("--start-timeout", "SECONDS", "FARANDOLE_START_TIMEOUT", _seconds,
          "how long init() waits for all ranks (default: 300)"),
     Flag("--fusion-threshold-mb", "MB", "FARANDOLE_BUCKET_BYTES FARANDOLE_FUSION_BYTES", _megabytes,
@@ -115,7 +115,7 @@ FLAGS = [
          key="verbose=true"),
     Flag("--network-interface --network-interfaces --iface", "LIST", "FARANDOLE_IFACE", _first,
          "the one at which ranks of several hosts reach each other: the first of the list"),
-    # What does nothing here.
+    # Options that do nothing here.
     Flag("--stall-check", ignored="operations are watched anyway", key="stall_check.enabled=true"),
     Flag("--disable-cache", ignored="nothing about hosts is cached"),
     Flag("--gloo", ignored=_OWN, key="controller=gloo"),
@@ -155,7 +155,7 @@ FLAGS = [
          key="logging.hide_timestamp=true"),
     Flag("-prefix-timestamp --prefix-output-with-timestamp",
          ignored="lines carry their rank and no time"),
-    # What asks for something that is not there.
+    # Options that ask for something that is not there.
     Flag("--jsrun", refused="ranks are started by ssh; name the hosts with -H"),
 ]  # fmt: skip
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
-    """Which hosts, and how they are reached."""
+    """Adds the options for hosts, and for how they are reached."""
     add_hosts(parser)
     _add_launcher(parser)
 
@@ -69,7 +69,7 @@ def _add_launcher(parser: argparse._ActionsContainer) -> None:
 
 
 def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
-    """What -np says, or all slots; None where neither is said."""
+    """The number of ranks by -np, or all slots; None where neither is given."""
     cores = len(os.sched_getaffinity(0))
     most = sum(share.ranks for share in slots) if slots is not None else None
     if text is None:

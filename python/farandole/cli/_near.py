@@ -14,7 +14,7 @@ def did_you_mean(written: str, known: Iterable[str]) -> str:
 
 
 def of_arguments(message: str, options: Iterable[str]) -> str:
-    """The same, of a message of argparse: an option, or a choice, that there is not."""
+    """The suggestion for argparse's message about an unknown option or choice."""
     if found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
         return did_you_mean(found[1], (option for option in options if option.startswith("--")))
     if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -23,7 +23,7 @@ def of_arguments(message: str, options: Iterable[str]) -> str:
 
 
 def of_verdict(verdict: str) -> str:
-    """The same, of what the core says: a collective, or an algorithm, that there is not."""
+    """The suggestion for the core's message about an unknown collective or algorithm."""
     if "did you mean" in verdict:
         return ""
     from farandole import _core

@@ -1,4 +1,4 @@
-"""Which launcher started this process, and by which variables that is known."""
+"""The launcher that started this process, and the variables by which that is known."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# What kernels that wait for others take on devices of 128 multiprocessors: csrc/cuda/plans.cpp.
+# Limits of kernels that wait for others, on devices of 128 multiprocessors: csrc/cuda/plans.cpp.
 _SPIN_BYTES = 64 * 4096
 _LANES, _PIECE_BYTES = 32, 8 << 20
 

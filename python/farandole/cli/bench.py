@@ -67,7 +67,7 @@ _SIZES = "4,64,1K,16K,256K,1M,4M,16M,64M"
 _MEMORY = ("ours", "caller")
 _PICTURES = (".png", ".svg", ".pdf")
 
-# Which collectives take an option; it is refused elsewhere rather than ignored.
+# The collectives that take an option. It is refused elsewhere rather than ignored.
 _TAKERS = {
     "sizes": COLLECTIVES[:-1],
     "dtype": COLLECTIVES[:-1],

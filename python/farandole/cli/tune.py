@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as the ranks that mpiexec starts, on several hosts: measure what MPI's own "
         "all-reduce and messages over MPI take, and add it to this host's table",
     )
-    # What `farandole run` starts: paths alone, in a second, and however it turns out.
+    # For `farandole run`, which measures paths alone, in a second, and however it turns out.
     parser.add_argument("--first-use", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -94,7 +94,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def _over_mpi(arguments: argparse.Namespace) -> int:
-    """As one of the ranks that are measured. Rank 0 adds the numbers to the table that is there."""
+    """Runs as one of the ranks that measure. Rank 0 adds the numbers to the table that is there."""
     import farandole as fd
     from farandole import _core
     from farandole._tune import kept, over_mpi

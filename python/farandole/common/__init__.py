@@ -1,4 +1,4 @@
-"""What Horovod's programs import from ``horovod.common``: exceptions, questions about the build."""
+"""Names that programs import from ``horovod.common``: exceptions, queries of the build."""
 
 from farandole.common.basics import HorovodBasics
 from farandole.common.util import check_extension, get_ext_suffix

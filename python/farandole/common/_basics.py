@@ -1,4 +1,4 @@
-"""Who is who, and what this build can do: what Horovod has in all of its frameworks."""
+"""Ranks, sizes and features of the build: the functions that all of Horovod's modules have."""
 
 from __future__ import annotations
 

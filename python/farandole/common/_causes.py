@@ -1,4 +1,4 @@
-"""What is behind the errors of frameworks that compute behind Python's back."""
+"""Finds the cause of errors in frameworks that compute outside of Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from farandole._core import Error
 
 
 def verdict_behind(error: Exception) -> BaseException:
-    """What this process' world has failed with; the error itself where it has not."""
+    """The error with which this process' world has failed; if it has not, the given one."""
     world = _world.current()
     try:
         if world is not None:

@@ -19,7 +19,7 @@ class Compressor(Protocol):
 
 
 class Plain:
-    """As it is."""
+    """Sends tensors as they are."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

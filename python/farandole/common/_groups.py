@@ -1,4 +1,4 @@
-"""Which gradients go together because the user said so: Horovod's `num_groups` and `groups`."""
+"""Groups of gradients that the user asks for: Horovod's `num_groups` and `groups`."""
 
 from __future__ import annotations
 

@@ -11,18 +11,18 @@ class _State:
 
 
 def enter() -> None:
-    """A world whose ranks have one state; also when the program's function has returned."""
+    """Ranks of the world have one state now; it stays so after the program's function returns."""
     _State.inside = True
 
 
 def leave() -> None:
-    """That world has ended."""
+    """Called when that world has ended."""
     _State.inside = False
 
 
 def require_inside(what: str) -> None:
     """Raises InvalidArgument in an elastic job outside of elastic.run: a rank that is new there
-    would wait for those who are inside."""
+    would wait for the ranks that are inside."""
     if _elastic.is_elastic() and not _State.inside:
         raise InvalidArgument(
             f"{what} outside of elastic.run: this job is elastic (farandole run --min-np), and a "

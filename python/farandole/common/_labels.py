@@ -1,4 +1,4 @@
-"""What variables of Keras are called where all ranks must call them the same."""
+"""Names of Keras' variables that are the same on all ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 
 def without_numbers(path: str) -> str:
-    """Without those that Keras gives to layers, which differ between ranks as soon as one of them
-    has made another model before.
+    """A path without the numbers that Keras gives to layers. They differ between ranks as soon as
+    one of them has made another model before.
 
     Examples:
         >>> without_numbers("sequential_2/dense_11/kernel")

@@ -1,4 +1,4 @@
-"""Which errors end a world, and not the program: after them an elastic job forms another one."""
+"""Errors that end a world, and not the program: after them an elastic job forms another one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_THE_RANKS = (
     EarlyExit, LinkError, MembershipChanged, PeerHung, PeerLost, RemoteError, RendezvousError,
     Stalled,
 )  # fmt: skip
-_OF_ONE_RANK = (DeviceError, InternalError, ResourceError)  # which would meet with it again
+_OF_ONE_RANK = (DeviceError, InternalError, ResourceError)  # that rank would fail again
 
 
 def ends_world(error: BaseException, rank: int | None) -> bool:

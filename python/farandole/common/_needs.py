@@ -1,12 +1,12 @@
-"""What an extra brings: `from farandole.common._needs import torch` imports it, or says how to get
-it in a line."""
+"""Imports of optional packages: `from farandole.common._needs import torch` gives the module, or an
+error of one line that says how to install it."""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
 
-# Of a module: what it is called, and which extra of ours brings it.
+# By module: its name in messages, and the extra that installs it.
 EXTRAS = {
     "torch": ("PyTorch", "torch"),
     "tensorflow": ("TensorFlow", "tensorflow"),

@@ -20,11 +20,11 @@ from farandole._numerics import Found, Judge, count_step
 from farandole.common._objects import allgather_object, run_named
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
-FLAG: Final = "whether gradients are finite"  # what the flag is called among the gradients
+FLAG: Final = "whether gradients are finite"  # the flag's name among the gradients
 
 
 class Numerics(Judge):
-    """Of one optimizer, on every rank of a set.
+    """The check of one optimizer's gradients, on every rank of a set.
 
     Args:
         label: of its gradients, the same on every rank.
@@ -43,7 +43,7 @@ class Numerics(Judge):
         return super().looks and self._process_set.size() != 1
 
     def on_any_rank(self, mine: bool) -> bool:
-        """Collective, for steps that have no flag."""
+        """Whether it is true on any rank, for steps without a flag. Collective."""
         flag = np.array([mine], np.uint8)
         run_named("all_reduce", FLAG, flag, flag, op="max", set=number_of(self._process_set))
         return bool(flag[0])
@@ -73,7 +73,7 @@ _known: dict[tuple[int, int, str, tuple[str, ...]], Numerics] = {}
 
 
 def numerics_of(label: str, names: tuple[str, ...], process_set: ProcessSet) -> Numerics:
-    """Those of these gradients, in the present world: for hooks that keep nothing between steps."""
+    """The check of these gradients in the present world, for hooks that keep no state."""
     epoch = _world.epoch()
     key = (epoch, number_of(process_set), label, names)
     if key not in _known:

@@ -33,11 +33,11 @@ def _label(name: str | None) -> str:
 
 
 class _Exchange:
-    """What ranks tell each other before their objects come: whether each has one, in how many
-    bytes, and a random number, by which they know that what comes was made for this exchange.
+    """The heads that ranks exchange before their objects: whether each has one, its size in bytes,
+    and a random number, which shows that an object was made for this exchange.
 
     Args:
-        what: it is, for errors.
+        what: its name in errors.
         objects: this rank's, if it has one.
     """
 
@@ -180,13 +180,13 @@ def agree_prepared(
     """The same of what ranks prepare before they begin something, where one may have failed.
 
     Args:
-        what: is begun.
+        what: the thing that begins.
         label: of the rows.
         error: why this rank could not prepare.
-        beside: what else ranks want to know of each other.
+        beside: another value, which ranks exchange.
 
     Returns:
-        That of all ranks.
+        `beside` of all ranks.
 
     Raises:
         InvalidArgument: another rank could not prepare; says which, and why. On that rank, its own
@@ -204,7 +204,7 @@ def agree_prepared(
 
 
 def told(error: Exception | None) -> str | None:
-    """As other ranks hear of it."""
+    """The error as text for other ranks."""
     return None if error is None else f"{type(error).__name__}: {error}"
 
 

@@ -143,7 +143,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     world.barrier(name=f"add_process_set({ranks})")  # compares them
     group = world.split(0 if made.included() else -1)
     number = _core.names_of(world).add_set(group, ranks)
-    world.barrier(name="add_process_set")  # nobody submits before all know it
+    world.barrier(name="add_process_set")  # no rank submits before all know it
     made._number, made._world, made._group = number, world, group
     _registered[:] = registered_sets()
     _registered.append(made)
@@ -177,12 +177,12 @@ def _no_member_of(process_set: ProcessSet) -> InvalidArgument:
 
 
 def registered_sets() -> list[ProcessSet]:
-    """Those of this world, besides that of all ranks."""
+    """The sets of this world, except for that of all ranks."""
     return [each for each in _registered if each.process_set_id is not None]
 
 
 def _forget_all() -> None:
-    """What a set has of its world (memory of devices, say) goes with the world."""
+    """Drops all that sets hold of their world (memory of devices, say) as it ends."""
     for each in _registered:
         each._world = each._group = None
     _registered.clear()
@@ -192,7 +192,7 @@ _world.before_leaving(_forget_all)
 
 
 def number_of(process_set: object) -> int:
-    """Of a set that this rank may use. Raises InvalidArgument."""
+    """The number of a set that this rank may use. Raises InvalidArgument."""
     if process_set is global_process_set:
         return 0
     if not isinstance(process_set, ProcessSet):

@@ -1,4 +1,4 @@
-"""What a reduction was asked for: Horovod's arguments, checked, in the engine's words."""
+"""The arguments of a reduction: Horovod's, checked and translated for the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOROVODS_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 
 def op_name(op: Any) -> str:
-    """For messages."""
+    """The name of an operation, for messages."""
     known = isinstance(op, int) and 0 <= op < len(HOROVODS_NAMES)
     return HOROVODS_NAMES[op] if known else shown(op)
 
@@ -35,7 +35,7 @@ def share(rows: int, size: int, place: int) -> int:
 
 
 def core_op(op: Any) -> str:
-    """The engine's word."""
+    """The engine's name of an operation."""
     if op == Adasum:
         raise InvalidArgument("op=Adasum is for allreduce and grouped_allreduce, and optimizers")
     if not isinstance(op, Integral) or op not in _OPS:

@@ -55,7 +55,7 @@ class VariablesState(ObjectState):
         raise NotImplementedError
 
     def _own(self) -> list[Any]:
-        """Those of each rank."""
+        """The variables that each rank has of its own."""
         return []
 
     def _read(self, variables: Sequence[Any]) -> Values:
@@ -93,7 +93,7 @@ class ModelState(VariablesState):
 
     @property
     def optimizer(self) -> Any:
-        """The one that was given, or the model's; None where there is none."""
+        """The given optimizer, or else the model's; None if there is none."""
         if self._optimizer is not None:
             return self._optimizer
         return getattr(self.model, "optimizer", None)
@@ -107,13 +107,13 @@ class ModelState(VariablesState):
         super().restore()
 
     def _settle(self) -> None:
-        """On JAX, within `fit`, the model has its values when it is asked."""
+        """On JAX, within `fit`, copies the present values into the model."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
     def _built_optimizer(self) -> Any:
         optimizer = self.optimizer
-        # That of a rank that is new has taken no step, which would have made its variables.
+        # A new rank's optimizer has taken no step, which would have made its variables.
         if optimizer is not None and not getattr(optimizer, "built", True):
             optimizer.build(self.model.trainable_variables)
         return optimizer

@@ -87,7 +87,7 @@ class Weights:
 
     def difference(self, checksums: Sequence[int]) -> Mismatch | None:
         """How the ranks' parameters differ, in the same words on every rank. Collective. None also
-        where models do: that is for who compares those to say."""
+        where models differ, which another comparison reports."""
         digest = _core.checksums([np.array(checksums, np.uint64), self._fingerprint])
         heads = self._gathered([_world.rank(), self._equal_before, *digest])
         alike = len({fingerprint for *_, fingerprint in heads}) == 1
@@ -106,9 +106,9 @@ class Weights:
 
 
 class PatientWeights(Weights):
-    """Where programs broadcast after the first step, as Horovod's do that make their variables in
-    it: what differs then is an error in the next step only, unless these variables have been
-    broadcast in between.
+    """For programs that broadcast after the first step, as Horovod's do that make their variables
+    in it. A difference is an error in the next step only, unless these variables were broadcast in
+    between.
 
     Args:
         variables: whose values are compared, for note_broadcast().
@@ -157,7 +157,7 @@ class PatientWeights(Weights):
         error = self.difference(checksums)
         if error is None:
             self._open.clear()
-        elif self.table != self._at_start:  # else nobody has taken a step yet
+        elif self.table != self._at_start:  # else no rank has taken a step yet
             raise error
 
     def note_broadcast(self, variables: set[int]) -> None:
@@ -175,7 +175,7 @@ _joined: set[int] = set()  # epochs in which ranks have joined
 def patient_weights(
     label: str, names: Sequence[str], line: str, process_set: ProcessSet, variables: Sequence[Any]
 ) -> PatientWeights:
-    """Those of these variables, from their first step on: for who keeps nothing between steps."""
+    """The weights of these variables, for callers that keep no state between steps."""
     key = (_world.epoch(), number_of(process_set), tuple(map(id, variables)))
     known = _patient.get(key)
     if known is None or not known.is_of(variables):

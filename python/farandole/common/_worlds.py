@@ -32,7 +32,7 @@ _LONGEST_PAUSE = 2.0  # seconds, between worlds that fail as soon as they are as
 
 
 class Synced(Protocol):
-    """What the loop asks of a state (farandole.common.elastic.State)."""
+    """The methods of a state that the loop calls (farandole.common.elastic.State)."""
 
     def sync(self) -> None: ...
     def restore(self) -> None: ...
@@ -52,7 +52,7 @@ def _itself(error: Exception) -> BaseException:
 
 @dataclass(frozen=True)
 class Framework:
-    """What a framework does at the seams between worlds."""
+    """The callbacks of a framework between worlds."""
 
     init: Callable[[], None]  # joins the next one
     cause_of: Callable[[Exception], BaseException] = _itself  # ours, where its own hides it
@@ -63,18 +63,18 @@ class Framework:
 
 @dataclass
 class _Loop:
-    """How this worker came to where it is."""
+    """The state of this worker's loop."""
 
     framework: Framework
     state: Synced
     ended: Exception | None = None  # why the last world was left; None in the first one
     goes_back: bool = False  # to the last commit, in the next world
-    skip_sync: bool = False  # nobody in the next world needs this one's state, as far as is known
+    skip_sync: bool = False  # no rank of the next world is known to need this one's state
     has_state: bool = False  # that of the job, not as the program has made it
     in_vain: int = 0  # worlds asked for, since the last one that formed
 
     def enter(self) -> None:
-        """The next world, with the same state on every rank."""
+        """Enters the next world, with the same state on every rank."""
         if self.ended is not None:
             self.in_vain += 1
             self.framework.init()
@@ -91,7 +91,7 @@ class _Loop:
         _inside.enter()
 
     def _wants_sync(self) -> bool:
-        """Collective. Who leaves it out alone would leave new ranks waiting for it."""
+        """Whether to sync. Collective: a rank that skips it alone would leave new ranks waiting."""
         alone = self.has_state and self.skip_sync and not self.state.needs_sync
         if not _elastic.is_elastic() or _world.size() == 1:
             return not alone
@@ -107,8 +107,8 @@ class _Loop:
         return bool(said[0])
 
     def leave(self) -> None:
-        """Outside of `except`: who leaves a world while an exception is handled ends with it, as
-        far as the others know."""
+        """Leaves the world. Called outside of `except`: to the other ranks, a process that leaves
+        while it handles an exception ends with that."""
         _inside.leave()
         _world.shutdown()
         self.framework.leave()
@@ -167,7 +167,7 @@ def run_in_worlds(function: Callable[[], _R], state: Synced, framework: Framewor
 
 @contextmanager
 def _because_of(before: Exception | None) -> Iterator[None]:
-    """What is raised inside shows what went before."""
+    """Chains an error that is raised inside to the one before."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""``HorovodBasics``: who is who, as an object, for programs that make one of their own."""
+"""``HorovodBasics``: the basic functions as an object, for programs that make their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """What every framework's module has: ``init``, ``rank``, ``mpi_built``, ``Average``, …
+    """The names that every framework's module has, such as ``init``, ``rank`` and ``Average``.
 
     Examples:
         >>> from farandole.common.basics import HorovodBasics
@@ -21,7 +21,7 @@ class HorovodBasics:
     """
 
     def __init__(self, pkg_path: str = "", *args: Any) -> None:
-        """Takes Horovod's place of a library, and needs none."""
+        """Takes Horovod's path of a library, and ignores it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _basics.__all__:

@@ -28,8 +28,8 @@ _ASKED = ("sync", "restore", "on_reset", "needs_sync")  # of a state
 
 
 class State:
-    """What training needs to go on in another world: the same on every rank after ``sync()``, and
-    as it was at the last ``commit()`` after ``restore()``.
+    """The state with which training goes on in another world. ``sync()`` makes it the same on every
+    rank, and ``restore()`` as it was at the last ``commit()``.
 
     Args:
         bcast_object: accepted as Horovod does; default: ``broadcast_object``.
@@ -59,7 +59,7 @@ class State:
         self._reset_callbacks.extend(added)
 
     def on_reset(self) -> None:
-        """In another world: what depends on it is made anew."""
+        """Makes anew what depends on the world, in another one."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -104,7 +104,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """In another world, before the state is shared."""
+        """Called in another world, before the state is shared."""
 
     @property
     def needs_sync(self) -> bool:
@@ -165,7 +165,7 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def _copied(self) -> dict[str, Any]:
-        """In one piece: what two of them share is shared in the copy."""
+        """A copy of all values at once, so that objects they share are shared in the copy."""
         now = self._now()
         try:
             return copy.deepcopy(now)

@@ -18,7 +18,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     ``hvd.elastic.run``, on every rank.
 
     Args:
-        skip_sync: all who will be there have the state.
+        skip_sync: all ranks of the next world have the state.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

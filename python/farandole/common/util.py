@@ -108,7 +108,7 @@ def check_extension(
 
 
 def get_ext_suffix() -> str:
-    """What the file names of native modules end in."""
+    """The suffix of native modules' file names."""
     return EXTENSION_SUFFIXES[0]
 
 
@@ -165,7 +165,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 @explained
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Of versions "1.10.2", by their numbers; what follows them ("+cpu", "rc1") does not count.
+    """Compares versions such as "1.10.2" by their numbers; a suffix ("+cpu", "rc1") does not count.
 
     Raises:
         ValueError: not three numbers with dots.

@@ -49,7 +49,7 @@ class FromRank0:
         return (parts[0] for parts in self.blocks(_world.size()))
 
     def blocks(self, parts: int) -> Iterator[list[Part]]:
-        """The same of batches that are cut for that many logical ranks."""
+        """The same, for batches that are cut for that many logical ranks."""
         reads = self._read(parts) if _world.rank() == 0 else None
         while (mine := self._deal(reads)) is not None:
             yield mine

@@ -88,7 +88,7 @@ def fold(values: Sequence[_T], add: Callable[[_T, _T], _T]) -> _T:
 
 
 class Folding(Generic[_T]):
-    """The same of values that come one by one, of which few are kept."""
+    """The same fold, of values that come one by one; few are kept."""
 
     def __init__(self, add: Callable[[_T, _T], _T]) -> None:
         self._add = add
@@ -102,14 +102,14 @@ class Folding(Generic[_T]):
         self._sums.append((count, value))
 
     def result(self) -> _T:
-        """Of at least one value."""
+        """The fold of all values; there must be at least one."""
         _, value = self._sums[-1]
         for _, lower in reversed(self._sums[:-1]):
             value = self._add(lower, value)
         return value
 
     def downwards(self) -> Iterator[_T]:
-        """What lies below the next value, in the order in which result() would add them to it."""
+        """The partial sums, in the order in which result() would add them to the next value."""
         return (value for _, value in reversed(self._sums))
 
     def __bool__(self) -> bool:

@@ -17,7 +17,7 @@ from farandole.data._same import checksum, sampled
 # They look at no sample's values: which ones come, in which order, is the same of any samples.
 ORDERS = frozenset(("shuffle", "repeat", "take", "skip", "shard", "prefetch", "with_options"))
 _WITHOUT_STATE = ORDERS - {"repeat"} | {"batch", "concatenate", "map", "padded_batch", "zip"}
-# Ops that TensorFlow says have a state, and that give the same for a sample whoever runs them.
+# Ops that TensorFlow says have a state, and that give the same for a sample on any rank.
 _HARMLESS = frozenset(
     (
         "Assert", "If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall", "PrintV2",
@@ -38,14 +38,14 @@ def passes_are_orders(end: Step) -> bool:
 
 
 class Moving(NamedTuple):
-    """What can be taken out."""
+    """The maps that can be taken out."""
 
     maps: list[Step]  # in the order in which they run
     size: int  # of a batch
 
 
 class InTheWay(NamedTuple):
-    """Why nothing can."""
+    """The reason why no map can be taken out."""
 
     why: str
     step: Step | None = None
@@ -72,7 +72,7 @@ _AFTER = {
 
 
 def _before(steps: Iterator[Step], batch: Step) -> Moving | InTheWay:
-    """Of the steps below a batch, those that can be taken out."""
+    """The maps below a batch() that can be taken out."""
     maps: list[Step] = []  # the last one first
     end = InTheWay("there is no map() before batch()")
     for step in steps:
@@ -103,7 +103,7 @@ def _why_not(step: Step) -> InTheWay | None:
 
 
 def _state_of(function: Any) -> str:
-    """Of a traced function: what in it may give another value when another rank runs it."""
+    """The state by which a traced function may give other values on another rank; '' if none."""
     graph = function.graph
     definition = graph.as_graph_def()
     own = _functions_in(definition)
@@ -156,7 +156,7 @@ def _functions_in(definition: Any) -> set[str]:
 
 
 def _nodes(definition: Any) -> Iterator[Any]:
-    """Also of functions inside."""
+    """The nodes of a graph and of the functions in it."""
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def

@@ -1,4 +1,4 @@
-"""In which order samples come: the same on every rank, and for any number of ranks."""
+"""The order of samples: the same on every rank, and for any number of ranks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from farandole.data._tree import map_leaves, samples
 
 
 class Part(NamedTuple):
-    """What a rank computes on."""
+    """A rank's part of a batch, and how much of it counts."""
 
     batch: Any
     share: Share
@@ -108,7 +108,7 @@ class Arrays:
     def parts(
         self, epoch: int = 0, size: int | None = None, rank: int | None = None
     ) -> Iterator[Part]:
-        """Those of an epoch."""
+        """The parts of an epoch."""
         return (self.part(index, epoch, size, rank) for index in range(len(self)))
 
     def _new_order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:

@@ -68,7 +68,7 @@ def read_pipeline(dataset: Any) -> Step:
 
 
 def chain(step: Step) -> Iterator[Step]:
-    """From the last step on, as far as each has one input."""
+    """The steps from the last one on, as far as each has one input."""
     yield step
     while len(step.inputs) == 1:
         (step,) = step.inputs
@@ -105,12 +105,12 @@ def _opaque(dataset: Any) -> _Read:
 
 
 def _one(again: Callable[[Any, Any], Again]) -> Callable[[Any], _Read]:
-    """Of one input. `again`: what applies it, of the user's dataset."""
+    """A reader of datasets with one input. `again` returns the function that applies it anew."""
     return lambda dataset: ([dataset._input_dataset], {"again": again(dataset, _value)})
 
 
 def _value(tensor: Any) -> Any:
-    """Raises ValueError where it is not known before the pipeline runs."""
+    """A tensor's value. Raises ValueError where it is not known before the pipeline runs."""
     import tensorflow as tf
 
     value = tf.get_static_value(tensor)
@@ -270,7 +270,7 @@ def _function(wrapper: Any) -> Function:
 
 
 def element_of(arguments: tuple[Any, ...], spec: Any) -> Any:
-    """What tf.data passes to a function: a tuple's parts, or the element."""
+    """The element that tf.data passes to a function, which gets a tuple's parts one by one."""
     return arguments if type(spec) is tuple else arguments[0]
 
 
@@ -361,7 +361,7 @@ class _Rebuilding:
         return self._of(step)[0]
 
     def _of(self, step: Step) -> tuple[Any, bool]:
-        """Also whether maps are left out of it."""
+        """The dataset of a step, and whether maps are left out of it."""
         if step not in self._made:
             self._made[step] = self._anew(step)
         return self._made[step]

@@ -1,8 +1,8 @@
-"""Who reads what of a batch.
+"""The policies by which ranks read a batch.
 
 index   a rank touches its own samples only: arrays, PyTorch's map-style datasets. Of a
         tf.data.Dataset it runs the maps for them only (_moving.py)
-slice   a rank makes the whole batch and keeps its part: whatever gives batches
+slice   a rank makes the whole batch and keeps its part: any source of batches
 leader  rank 0 makes the batch, and deals out the parts (_leader.py)
 auto    index where it can be, else slice
 """

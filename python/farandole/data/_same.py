@@ -27,12 +27,12 @@ ADVICE = (
     "keras.utils.set_random_seed(42) before the dataset is made; if only what is random within "
     "samples differs, same_batches=False leaves out this comparison"
 )
-_MOST = 1 << 15  # checksums that wait to be compared, where nobody does: the last ones
+_MOST = 1 << 15  # checksums that are kept if ranks never compare: the latest
 ELEMENTS = 1 << 14  # of a large array, that a checksum looks at: some µs
 
 
 def checksum(batch: Any) -> int:
-    """Of the arrays' values."""
+    """The checksum of all values of a batch."""
     total = 0
     for leaf in leaves(batch):
         array = np.asarray(leaf)
@@ -42,8 +42,8 @@ def checksum(batch: Any) -> int:
 
 
 def sampled(batch: Any) -> Any:
-    """Of large arrays a part, with some of every sample: whatever its size, a checksum of it is
-    soon made."""
+    """The batch with large arrays cut down to some values of every sample, so that a checksum takes
+    little time at any size."""
     return map_leaves(_sampled, batch)
 
 
@@ -60,7 +60,7 @@ def compares_after(batches: int) -> bool:
 
 
 class _Place(NamedTuple):
-    """Of a batch, which is counted from 0; passes from 1."""
+    """The position of a batch. Batches count from 0, passes from 1."""
 
     of_pass: int
     number: int
@@ -70,14 +70,14 @@ class _Place(NamedTuple):
 
 
 class ReadBatches:
-    """Those that one rank has read of some data, in few bytes, to be compared with other ranks'."""
+    """Checksums of the batches that a rank has read of some data, to compare with other ranks'."""
 
     def __init__(self) -> None:
         self._passes = 0
         self._sums: dict[_Place, int] = {}  # that have not been compared
         self.compared = 0  # checksums
 
-    # ---- called by whatever reads, in any thread ----
+    # ---- called by readers, in any thread ----
 
     def begin(self) -> int:
         """The number of a pass over the data, which begins."""
@@ -98,8 +98,8 @@ class ReadBatches:
     # ---- called by the program ----
 
     def compare(self, what: str, advice: str = ADVICE) -> None:
-        """Collective: those that all ranks have read since the last time, however far each of them
-        has read ahead.
+        """Compares the batches that all ranks have read since the last time, however far each has
+        read ahead. Collective.
 
         Raises:
             Mismatch: they differ; on every rank, naming the first batch and who has another one.
@@ -109,7 +109,7 @@ class ReadBatches:
         for place in sorted(known):
             refuse_other([each[place] for each in theirs], f"in {what}: {place}", advice)
         self.compared += len(known)
-        # Of passes before, what some ranks had read ahead and others never got to.
+        # Drops batches of earlier passes that some ranks read ahead and others never reached.
         newest = max(known).of_pass if known else 0
         left = {place for place in dict(self._sums) if place.of_pass < newest - 1}
         for place in known | left:

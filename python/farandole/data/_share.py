@@ -1,4 +1,4 @@
-"""Which samples of a global batch are a rank's, and what its mean gradient weighs: arithmetic."""
+"""A rank's samples of a global batch, and the weight of its mean gradient: arithmetic alone."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def share(n: int, size: int, rank: int) -> slice:
 
 
 def taken(n: int, size: int, rank: int) -> tuple[slice, Share]:
-    """What a rank computes on, and what of it counts. No framework computes on an empty batch: a
-    rank whose share is empty takes the batch's first sample, with weight 0.
+    """The samples that a rank computes on, and its share. No framework computes on an empty batch,
+    so a rank whose share is empty takes the batch's first sample, with weight 0.
 
     Raises:
         InvalidArgument: the batch is empty.

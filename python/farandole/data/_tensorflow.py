@@ -86,7 +86,7 @@ def split_dataset_in(
 
 
 def is_to_be_split_anew(dataset: Any) -> bool:
-    """Whether it is for each reading: Note [Orders that go on] in data/_pipeline.py."""
+    """Whether each pass must split it anew: Note [Orders that go on] in data/_pipeline.py."""
     return bool(drawn_below_a_repeat(read_pipeline(dataset)))
 
 
@@ -122,7 +122,7 @@ def _split(
 
 
 def _in_order(dataset: Any) -> Any:
-    """The same on all ranks, also where the program asks for no order."""
+    """The dataset in one order on all ranks, also where the program asks for no order."""
     import tensorflow as tf
 
     if dataset.options().deterministic is not False:
@@ -224,7 +224,7 @@ def _range_of(n: Any, parts: int, part: int) -> tuple[Any, Any]:
 
 
 def _say_that_all_make_whole_batches(found: str) -> None:
-    """Once."""
+    """Prints it once."""
     if not _said:
         _said.append(found)
         print(f"farandole: every rank makes whole batches of a tf.data.Dataset, as {found}")
@@ -234,8 +234,8 @@ _said: list[str] = []
 
 
 def _warn_of_samples(pipeline: Step) -> None:
-    """Of what Keras takes for batches, too, but what hardly is meant for them: the rows of arrays,
-    as they are."""
+    """Warns of rows of arrays that come without batch(): Keras takes each for a batch, which is
+    hardly meant."""
     import tensorflow as tf
 
     steps = list(chain(pipeline))
@@ -253,22 +253,22 @@ def _warn_of_samples(pipeline: Step) -> None:
 
 _AHEAD = 2  # batches
 _CHARACTERS = 64  # of a string
-_EACH = 16  # so many first batches are told, and then one in so many: it takes time
+_EACH = 16  # first batches that are noted, then one in as many: it takes time
 _PRIME = 2**31 - 1  # below it, products are whole numbers of 64 bits
 _BATCH = "dataset.batch(B), where B is the batch of all ranks together"
 
 
 def _noted(dataset: Any, read: ReadBatches | None, total: int = 0) -> Any:
-    """The same one. Of a batch that is told, TensorFlow makes the checksum.
+    """The same dataset, which notes its batches in `read`. TensorFlow makes the checksums.
 
     Args:
-        total: with which it begins.
+        total: the initial value of a checksum.
     """
     import tensorflow as tf
 
     if read is None:
         return dataset
-    last = dataset.cardinality() - 1  # negative, where nobody knows
+    last = dataset.cardinality() - 1  # negative where it is unknown
 
     def begin() -> Any:
         return np.int64(read.begin())
@@ -301,7 +301,7 @@ def _noted(dataset: Any, read: ReadBatches | None, total: int = 0) -> Any:
 
 
 def _hash(tensor: Any) -> Any:
-    """The same in all processes; of a large one a part (_same.py)."""
+    """A hash that is the same in all processes; of a part of large tensors (_same.py)."""
     import tensorflow as tf
 
     shape = tf.shape(tensor)

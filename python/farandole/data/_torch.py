@@ -82,8 +82,8 @@ def _split(
 
 
 def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
-    """What gives the sample numbers of its batches, in the same order on every rank; None where the
-    dataset is one that has no numbers.
+    """The sampler of its batches' sample numbers, in the same order on every rank; None where the
+    dataset has no numbers.
 
     Raises:
         InvalidArgument: it gives single samples, or has a DistributedSampler.
@@ -152,14 +152,14 @@ _kept: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
 
 
 def _going_on(batch_sampler: Any, seeded: Any, seed: int) -> Any:
-    """What gets a seed is kept with the user's own, and goes on from one call to the next."""
+    """The seeded sampler, kept with the user's own so that its order goes on in later calls."""
     if seeded is None or seeded is batch_sampler:
         return seeded
     return _kept.setdefault(batch_sampler, {}).setdefault(seed, seeded)
 
 
 def _seeded(batch_sampler: Any, seed: int) -> Any:
-    """The same one, but for a sampler that shuffles with what every process draws by itself."""
+    """The same one, or a seeded copy if every process would draw its own shuffle."""
     import torch
 
     sampler: Any = getattr(batch_sampler, "sampler", None)
@@ -196,7 +196,7 @@ class _Mine:
 
 
 class Asked(NamedTuple):
-    """What a batch sampler asks a dataset for."""
+    """The request of a batch sampler to a dataset."""
 
     numbers: list[Any]  # of samples
     share: Any  # a share; or those of a block

@@ -52,7 +52,7 @@ def samples(tree: Any, what: str) -> int:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Of numpy, of what a framework or pandas has.
+    """Converts arrays of a framework or of pandas to numpy's.
 
     Raises:
         InvalidArgument: it is none.

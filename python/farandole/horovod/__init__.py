@@ -8,7 +8,7 @@ nothing else. What `_MODULES` lists *is* our module; any other name is an Import
 to do instead.
 
 Under ``farandole run --horovod`` nothing of ours runs when Python starts. `SEARCH_PATH` stands
-first in PYTHONPATH, and holds one small package called horovod: whoever imports that (a script,
+first in PYTHONPATH, and holds one small package called horovod. Each importer (a script,
 ``-c``, ``-m``, a process that these start) installs the finder by it.
 """
 
@@ -30,7 +30,7 @@ VERSION = "0.28.1"  # whose names and signatures these are
 SEARCH_PATH = Path(__file__).resolve().parent / "path"
 _PACKAGE = SEARCH_PATH / "horovod" / "__init__.py"
 
-# By package, what both have in it.
+# Modules that both have, by package.
 _SAME = {
     "common": "basics elastic exceptions process_sets util",
     "keras": "callbacks elastic",
@@ -47,7 +47,7 @@ for _package, _names in _SAME.items():
 # Programs that import these may speak to Keras 3 as to Keras 2.
 _WITH_KERAS = {"horovod.keras", "horovod.tensorflow", "horovod.tensorflow.keras"}
 
-# What Horovod has and we have not, by the second word of its name.
+# Modules that only Horovod has, by the second part of the name, and what to use instead.
 _ABSENT = {
     "data": "use torch.utils.data",
     "mxnet": "MXNet is retired; there is no farandole for it",
@@ -121,7 +121,7 @@ class _Alias(importlib.abc.Loader):
 
 
 def _is_ours(file: str | None) -> bool:
-    # Of any copy: the launcher's farandole may lie elsewhere than the rank's.
+    # True for any copy: the launcher's farandole may lie elsewhere than the rank's.
     return file is not None and Path(file).parts[-5:] == _PACKAGE.parts[-5:]
 
 

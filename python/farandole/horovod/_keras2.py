@@ -1,4 +1,4 @@
-"""What programs for Horovod say to Keras, and Keras 3 no longer knows.
+"""Teaches Keras 3 some habits of Keras 2, which programs for Horovod have.
 
 Horovod's examples were written for the Keras 2 inside TensorFlow. Three of its habits are taught to
 Keras 3 in processes that import a Horovod which is farandole, and in no others.
@@ -29,7 +29,7 @@ def learn() -> None:
 
 
 def _owner(cls: type, name: str) -> Any:
-    """Which of its classes has it: what all others inherit."""
+    """The base class that defines it, from which all others inherit it."""
     return next(base for base in cls.__mro__ if name in vars(base))
 
 

@@ -26,7 +26,7 @@ _LINEAR = ("sum", "mean")
 
 @dataclass(frozen=True)
 class Call:
-    """What is the same in every execution, and on every rank but the label's array."""
+    """The parameters of a collective that are the same in every execution."""
 
     kind: str
     size: int

@@ -27,7 +27,7 @@ __all__ = ["FLAG", "FiniteCheck", "check_of"]
 
 
 def check_of(label: str, wires: Mapping[str, Any], process_set: ProcessSet) -> FiniteCheck | None:
-    """None where nobody looks.
+    """The check of these gradients; None where it is off.
 
     Args:
         label: of the gradients.
@@ -40,7 +40,7 @@ def check_of(label: str, wires: Mapping[str, Any], process_set: ProcessSet) -> F
 
 
 class FiniteCheck:
-    """Of one reduction; see `check_of`."""
+    """The check of one reduction's gradients; see `check_of`."""
 
     def __init__(self, label: str, wires: Mapping[str, Any], process_set: ProcessSet) -> None:
         looked = {

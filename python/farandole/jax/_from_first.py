@@ -1,6 +1,6 @@
-"""How all ranks get what rank 0 has: trees by name, whose arrays are compared and sent as they are.
+"""Gives all ranks rank 0's trees, by name; their arrays are compared and sent as they are.
 
-What no rank has arrays in is an object, which may differ in any way.
+A value without arrays on any rank is an object, which may differ in any way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Trees = dict[str, Any]
 
 
 class _Row(NamedTuple):
-    """What ranks tell each other of a leaf."""
+    """The description of a leaf that ranks exchange."""
 
     place: str
     what: str = ""  # of an array
@@ -56,7 +56,7 @@ def from_first(mine: _Trees, kept: Callable[[], _Trees]) -> _Trees:
     try:
         rows = {name: _rows(name, tree) for name, tree in mine.items()}
         copies = kept()
-    except Exception as caught:  # told to the others, who wait
+    except Exception as caught:  # sent to the other ranks, which wait
         error = caught
     what, names = "sync() of a JaxState", sorted(mine)
     tables = agree_prepared(what, "the names of a JaxState", names, error, _ALIKE, rows)
@@ -92,7 +92,7 @@ def _with_arrays(names: Sequence[str], tables: Sequence[_Table]) -> list[str]:
 
 
 def _words(of_ranks: Sequence[list[_Row]]) -> list[list[str]]:
-    """By rank. What began as Python's number may be an array on ranks that have trained."""
+    """By rank. A value that began as Python's number may be an array on ranks that have trained."""
     loose = {
         i
         for i, rows in enumerate(zip(*of_ranks, strict=False))
@@ -134,6 +134,6 @@ def _bytes(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def _made(row: _Row, mine: Any, data: np.ndarray[Any, Any]) -> Any:
-    """Where this rank had its own, if that was an array of JAX."""
+    """The received array; if JAX's, placed where this rank had its own."""
     value = data.view(row.dtype).reshape(row.shape)
     return like(mine, value, row.weak) if row.of_jax else value

@@ -33,19 +33,19 @@ PLATFORMS = ("cpu", "gpu", "cuda")  # JAX calls CUDA's devices "gpu"
 
 
 class _Order:
-    """Of this process: worlds come and go, compiled programs keep the Ref that they were made
-    with."""
+    """The token of this process, and its world. Worlds come and go; compiled programs keep the Ref
+    that they were made with."""
 
     def __init__(self) -> None:
         self.ref: Any = None
         self.device: Any = None  # where the token lies
         self.registered = False
-        self.epoch = 0  # of the world that the core has been told of
+        self.epoch = 0  # of the world that the core is attached to
         self.place = (0, 1)  # rank and size in that world, which programs are made for
         self.left = False  # a world, since the last look whether the token is there
 
     def begin(self) -> None:
-        """With a new token. Programs that were traced before have the old one."""
+        """Makes a new token. Programs that were traced before have the old one."""
         with jax.ensure_compile_time_eval():
             start = jnp.zeros(1, jnp.uint32)
             self.ref = jax.new_ref(start)
@@ -72,7 +72,7 @@ def device() -> Any:
 
 
 def key_of(process_set: ProcessSet) -> str:
-    """What programs call a set. By its ranks, so that they work in a later world that has it."""
+    """The key of a set in programs: its ranks, so that they work in a later world that has it."""
     return "" if process_set is global_process_set else str(process_set.ranks)
 
 

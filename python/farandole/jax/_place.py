@@ -16,7 +16,7 @@ _LONGEST = 190  # bytes of a name that ranks compare (Descriptor::name)
 
 def line_of_caller() -> str:
     """'train.py:12 in step': the innermost frame of the user's that JAX is tracing; '' where JAX
-    traces a function of ours alone. Who calls a program is no part of it."""
+    traces a function of ours alone. The caller of a program is no part of it."""
     frame: Any = sys._getframe(1)
     place, inside = "", False
     while frame is not None:
@@ -32,8 +32,8 @@ def line_of_caller() -> str:
 
 
 def name_in(context: Any, label: str, line: str, ranks: str) -> str:
-    """What ranks compare of a call without a name, as XLA's module is made. Calls are numbered by
-    process set: a rank sees those that it is in."""
+    """The name that ranks compare for a call without one, as XLA's module is made. Calls are
+    numbered by process set, as a rank sees only those of its sets."""
     module = context.module_context
     numbers = module.cached_primitive_lowerings  # lives as long as the module is being made
     key = ("farandole", ranks)

@@ -1,4 +1,4 @@
-"""What counts as a pytree of arrays, for messages about one that is none."""
+"""Pytrees of arrays: a check of arguments, and complex numbers as real ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def as_reals(array: Any) -> Any:
 
 
 def as_before(array: Any, dtype: Any) -> Any:
-    """What `as_reals` has made of an array of that dtype."""
+    """The inverse of `as_reals`, for an array of that dtype."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return array
     return jax.lax.complex(array[..., 0], array[..., 1])

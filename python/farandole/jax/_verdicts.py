@@ -1,6 +1,6 @@
-"""What a collective says of its failure is the first that a user reads.
+"""Puts the error of a collective first in the text of JAX's errors.
 
-JAX tells it where a result is waited for, behind one "Error dispatching computation" for each
+JAX raises it where a result is waited for, behind one "Error dispatching computation" for each
 program that was started since. Errors of JAX are shown as before, unless one of ours is in them.
 """
 
@@ -28,7 +28,7 @@ def verdict_first(text: str) -> str:
 
 @functools.cache
 def come_first() -> None:
-    """From now on, in whatever way JAX raises them."""
+    """Puts them first from now on, however JAX raises them."""
     own = jax.errors.JaxRuntimeError.__str__
 
     def __str__(self: jax.errors.JaxRuntimeError) -> str:

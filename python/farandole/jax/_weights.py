@@ -76,7 +76,7 @@ class ArrayWeights:
             lambda: self._answer([name for name, _ in rows], arrays, steps + 1),
             lambda: jnp.zeros(1, jnp.uint32),
         )
-        # The sum, so that XLA does not think that nobody needs the answer.
+        # A sum, so that XLA does not drop the answer as unused.
         count[...] = steps + 1 + zero
 
     def _answer(self, names: list[str], arrays: list[Any], step: Any) -> Any:

@@ -73,7 +73,7 @@ def _to_its_end(function: Callable[..., _R]) -> Callable[..., _R]:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Ours, where JAX tells it in its own words, or of what a failed program has left."""
+    """Our error, where JAX raises its own for it, or for arrays that a failed program left."""
     behind = error.__cause__ if isinstance(error, InvalidArgument) else error
     if isinstance(behind, Error):
         return behind
@@ -85,11 +85,11 @@ def cause_of(error: Exception) -> BaseException:
 
 
 class JaxState(ObjectState):
-    """What training needs to go on in another world, by name: each is an attribute, and a pytree of
-    arrays (parameters, an optimizer's state, random keys, numpy's arrays) or any object.
+    """The state with which training goes on in another world. Each value is an attribute: a pytree
+    of arrays (parameters, an optimizer's state, random keys, numpy's arrays) or any object.
 
-    ``commit()`` waits for the programs that compute the arrays, and copies them to the host: what a
-    program is given later (``donate_argnums``) the copy does not feel. ``restore()`` makes new
+    ``commit()`` waits for the programs that compute the arrays, and copies them to the host: the
+    copy outlives arrays that are donated later (``donate_argnums``). ``restore()`` makes new
     arrays, on the devices where they were. ``sync()`` compares the trees of all ranks, and sends
     arrays as they are; anything else is pickled. Arrays on several devices of one process stay
     there; those of several processes (``jax.distributed``) are refused.

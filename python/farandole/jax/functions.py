@@ -92,7 +92,7 @@ def broadcast_parameters(
         place = place_of(root, process_set)
         arrays = [_on_host(leaf, name) for name, leaf in named]
     except InvalidArgument as error:
-        refusal = str(error)  # told to the others, who wait
+        refusal = str(error)  # sent to the other ranks, which wait
     rows = [
         f"'{name}' {array.dtype.name}{list(array.shape)}"
         for (name, _), array in zip(named, arrays, strict=not refusal)
@@ -128,7 +128,7 @@ def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _as_reals(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory."""
+    """Complex numbers as pairs of real ones, in the same memory."""
     return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
 
 

@@ -260,7 +260,7 @@ def barrier(*, name: str | None = None, process_set: ProcessSet = global_process
 
 
 def place_of(root: Any, process_set: ProcessSet) -> int:
-    """Of a rank of the world, in the set. Raises InvalidArgument."""
+    """The position of a rank of the world in the set. Raises InvalidArgument."""
     group_of_calls(process_set)
     ranks = process_set.ranks
     if not isinstance(root, int) or root not in ranks:
@@ -305,7 +305,7 @@ def _checked(leaf: Any, what: str, *, or_complex: bool = False) -> Any:
 
 
 def _check_factors(**factors: Any) -> None:
-    """Here, since a program is compiled after the call has returned."""
+    """Checks them here, since a program is compiled after the call has returned."""
     for name, value in factors.items():
         if not isinstance(value, numbers.Real):
             raise InvalidArgument(f"{name} is {shown(value)}; it is a number")
@@ -313,7 +313,7 @@ def _check_factors(**factors: Any) -> None:
 
 def _require_our_device(array: Any, what: str) -> None:
     ours = device()
-    # JAX moves what nobody has put anywhere.
+    # JAX moves arrays that are not committed to a device.
     if array.committed and array.devices() != {ours}:
         theirs = ", ".join(sorted(map(str, array.devices())))
         raise InvalidArgument(
@@ -390,7 +390,7 @@ def _run(
 
 
 def _label(name: str, leaves: _Leaves) -> str:
-    """What ranks compare besides the options: two calls with one label are of equal arrays."""
+    """The label that ranks compare besides the options; it has the dtypes and shapes of arrays."""
     shapes = [f"{leaf.dtype.name}{list(leaf.shape)}" for _, leaf in leaves]
     if len(leaves) < 2:
         places = [path.removeprefix(_THE_ARRAY) for path, _ in leaves]

@@ -30,7 +30,7 @@ _AN_OPTIMIZER = (
 
 
 class Compression:
-    """What floating gradients are sent as; sums are rounded to it at every addition."""
+    """The dtype in which floating-point gradients are sent; sums round to it at every addition."""
 
     none: Any = None
     fp16: Any = jnp.float16

@@ -1,9 +1,8 @@
 """Copies of a distributed optimizer, and of models that have one, are distributed, too.
 
 Keras copies and pickles by its files, which name the plain optimizer (docs/keras.md): a copy would
-step by itself, and ranks drift apart. So what `__reduce__` of Keras gives is accompanied by how the
-optimizer was made distributed. As with Keras, the state of an optimizer that is copied without its
-model is not.
+step by itself, and ranks drift apart. So `__reduce__` adds to Keras' result how the optimizer was
+made distributed. As with Keras, an optimizer that is copied without its model loses its state.
 
 Copies may be made on some ranks alone, and outside of a world: a copy needs the other ranks, and
 gets its label, when it first reduces.
@@ -26,11 +25,11 @@ from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, child_of, distributed_in, state_of
 
-_copies: Counter[str] = Counter()  # how many of a name have reduced
+_copies: Counter[str] = Counter()  # by name: how many copies have reduced
 
 
 def make_distributed(optimizer: Any, state: State) -> None:
-    """The same object, of a child class."""
+    """Makes the optimizer distributed in place, by a child of its class."""
     _learn()
     _xla.learn()
     _jax_steps.learn()
@@ -42,8 +41,8 @@ def make_distributed(optimizer: Any, state: State) -> None:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What an optimizer was made distributed with; variables are numbers, in the order in which
-    the optimizer has them, since those of a copy are others."""
+    """How an optimizer was made distributed. Variables are their positions in the optimizer's list,
+    since a copy has other variables."""
 
     name: str
     reduction: Reduction
@@ -68,7 +67,7 @@ def _pattern(name: str, options: dict[str, Any], local: tuple[int, ...]) -> Patt
 
 
 class CopiedState(State):
-    """Of a copy: what is numbers in the pattern becomes variables when these are there."""
+    """The state of a copy: positions in the pattern become variables once the copy has them."""
 
     def __init__(self, pattern: Pattern) -> None:
         name = f"{pattern.name} copy"
@@ -89,7 +88,7 @@ class CopiedState(State):
 def _pattern_of(optimizer: Any) -> Pattern:
     state = state_of(optimizer)
     copied = state.pattern if isinstance(state, CopiedState) else None
-    waiting = copied if state.exchange is None else None  # its groups are numbers still
+    waiting = copied if state.exchange is None else None  # its groups are positions still
     groups = (waiting or state).reduction.groups
     named: Sequence[Sequence[Any]] = () if waiting or isinstance(groups, int) else groups
     if (state.local or named) and not optimizer.built:
@@ -116,7 +115,7 @@ def _copied(rebuild: Any, arguments: Sequence[Any], inner: bool, pattern: Patter
 
 @cache
 def _learn() -> None:
-    """Keras' models and optimizers; those without a distributed optimizer are as before."""
+    """Patches the pickling of Keras' models and optimizers that have a distributed optimizer."""
     for saveable in keras.Model.__mro__:
         if hasattr(saveable, "_unpickle_model") and "__reduce__" in vars(saveable):
             _teach(saveable)

@@ -24,7 +24,7 @@ from farandole.common._objects import agree, allgather_object, compare
 from farandole.common._process_set import ProcessSet
 from farandole.keras._reduction import Reduction
 
-# What makes all ranks' weights equal.
+# Advice in errors: the calls that make all ranks' weights equal.
 BROADCAST = (
     "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit(), or "
     "hvd.broadcast_variables(model.weights, root_rank=0)"
@@ -38,7 +38,7 @@ def label_of(position: int, variable: Any) -> str:
 
 
 def rows_of(variables: Sequence[Any]) -> list[str]:
-    """What ranks compare of their variables."""
+    """A line for each variable, which ranks compare."""
     return [
         f"'{label_of(i, v)}' {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for i, v in enumerate(variables)
@@ -49,10 +49,10 @@ _first_steps = threading.Lock()
 
 
 def agreed_label(name: str, label: str, process_set: ProcessSet) -> str:
-    """Collective: what the first of the ranks calls an optimizer, whose numbers may be others on
-    the others: one of them has had an optimizer that the rest had not.
+    """Collective: the first rank's label for an optimizer, which all ranks take.
 
-    The operation's own name is a fixed one, which all ranks know whatever they have had.
+    Numbers in labels differ where one rank has made more optimizers than others. So the operation
+    itself has a fixed name, which depends on no number.
 
     Raises:
         Mismatch: it is another optimizer on another rank.
@@ -90,7 +90,7 @@ def compare_gradients(
 
 
 def times(gradient: Any, factor: float) -> Any:
-    """A gradient of any kind that a backend has, or None."""
+    """Multiplies a gradient of any kind that a backend has; None stays None."""
     if gradient is None or factor == 1:
         return gradient
     if _has_slices(gradient):  # which have no product
@@ -99,8 +99,8 @@ def times(gradient: Any, factor: float) -> Any:
 
 
 def dense(gradient: Any) -> Any:
-    """Rows become a whole array, in which those that come twice are added up. (Keras'
-    `convert_to_tensor` leaves them as they are.)"""
+    """Turns slices into a whole array, and adds up rows that occur twice. (Keras'
+    `convert_to_tensor` leaves slices as they are.)"""
     if not _has_slices(gradient):
         return gradient
     import tensorflow as tf
@@ -129,14 +129,14 @@ class Alike(NamedTuple):
 
 
 class Exchange(ABC):
-    """Made when the first gradients come, on every rank."""
+    """Reduces an optimizer's gradients. Every rank makes it when the first ones come."""
 
     alike: Sequence[Alike] = ()  # compared with the weights
 
     def __init__(self, label: str, reduction: Reduction) -> None:
         self.label = label
         self.reduction = reduction
-        self.skips = False  # the present step looks for infinities itself, and is none where it is
+        self.skips = False  # the step looks for infinities itself, and updates nothing if it finds
 
     @staticmethod  # noqa: B027 - most have nothing to do
     def prepare() -> None:
@@ -144,13 +144,13 @@ class Exchange(ABC):
 
     @staticmethod
     def has_others(reduction: Reduction) -> bool:
-        """Whether there is somebody to reduce with."""
+        """Whether there are other ranks to reduce with."""
         return reduction.members > 1
 
     agreed_label = staticmethod(agreed_label)
 
     def compare_also(self, alike: Sequence[Alike]) -> None:
-        """From now on, on every rank."""
+        """Compares these from now on, too. Every rank calls it."""
         self.alike = alike
 
     @abstractmethod
@@ -172,12 +172,12 @@ class Exchange(ABC):
         return reduce(gradients)  # there is no other pass, on most backends
 
     def local(self, gradient: Any) -> Any:
-        """One that stays this rank's own."""
+        """Scales a gradient that stays this rank's own."""
         return times(gradient, self.reduction.local_scale)
 
     def updating(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """A context, in which the optimizer uses these, reduced: it changes nothing before all of
-        them are there."""
+        """A context in which the optimizer uses these reduced gradients. It changes no variable
+        before all of them are there."""
         return nullcontext()  # most have them at once
 
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
@@ -206,17 +206,17 @@ def backend() -> type[Exchange]:
 
 
 class AloneExchange(Exchange):
-    """One rank by itself: nothing to reduce, but the factors hold, and rows are added up as those
-    of several ranks are."""
+    """One rank by itself: there is nothing to reduce, but factors apply, and rows are added up as
+    with several ranks."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:  # noqa: ARG002
         return [times(_merged(g), self.reduction.passes_factor) for g in gradients]
 
 
 class PlannedExchange(Exchange):
-    """Compared when a program is built, once for every list of variables. What differs only later
-    (a program that one rank alone builds again) is seen by what `reduce_all` sends: its operations
-    say on every rank what they reduce."""
+    """Compares with other ranks when a program is built, once for every list of variables. A later
+    difference (one rank alone builds its program again) shows in `reduce_all`, whose operations
+    describe what they reduce."""
 
     def __init__(
         self,
@@ -232,17 +232,17 @@ class PlannedExchange(Exchange):
         self._compared: set[tuple[str, ...]] = set()  # labels of the variables
 
     def kind_of(self, gradient: Any) -> str:  # noqa: ARG002
-        """Words that are the same on all ranks, or they cannot be reduced."""
+        """Describes a gradient. Ranks reduce only gradients of equal descriptions."""
         return "dense"
 
     @abstractmethod
     def reduce_all(
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """In the order of the variables; None stays None."""
+        """The reduced gradients, in the order of the variables; None stays None."""
 
     def compare_weights(self, variables: Sequence[Any]) -> None:
-        """As a step begins, where reduce_all() does not do it by itself."""
+        """Compares weights as a step begins, if reduce_all() does not."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         labels = tuple(label_of(i, v) for i, v in enumerate(variables))

@@ -19,7 +19,7 @@ from farandole.keras._reduction import Reduction
 
 
 class ProgramExchange(PlannedExchange):
-    """What `farandole.jax` does for a pytree, for an optimizer."""
+    """Reduces an optimizer's gradients as `farandole.jax` reduces a pytree."""
 
     def __init__(self, label: str, reduction: Reduction, *arguments: Any, **others: Any) -> None:
         super().__init__(label, reduction, *arguments, **others)
@@ -55,7 +55,7 @@ class ProgramExchange(PlannedExchange):
         variables: Sequence[Any],
     ) -> list[Any]:
         reduction = self.reduction
-        # By place, which is what ranks compare of what they send.
+        # Keyed by position, which ranks compare.
         wires, contexts = dict[int, Any](), dict[int, Any]()
         for i, gradient in enumerate(gradients):
             if gradient is not None:

@@ -11,7 +11,7 @@ _known: list[dict[int, Any]] = [{}]
 
 @contextmanager
 def present(variables: Iterable[Any], values: Iterable[Any]) -> Iterator[None]:
-    """These are the values now."""
+    """A context in which variables have these values."""
     known = {id(variable): value for variable, value in zip(variables, values, strict=False)}
     _known.append(_known[-1] | known)
     try:
@@ -25,5 +25,5 @@ def is_present(variable: Any) -> bool:
 
 
 def value_of(variable: Any) -> Any:
-    """That of now; else its own, if it has one."""
+    """The present value; else the variable's own, if it has one."""
     return _known[-1][id(variable)] if is_present(variable) else variable.value

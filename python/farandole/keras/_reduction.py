@@ -1,4 +1,4 @@
-"""What a DistributedOptimizer of Keras was asked for, checked."""
+"""The options of a DistributedOptimizer of Keras, checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole.common._process_set import number_of
 
 @dataclass(frozen=True)
 class Reduction(_reduction.Reduction):
-    """That of all frameworks, with what Keras adds.
+    """The options of all frameworks, with those that Keras adds.
 
     Raises:
         InvalidArgument: an argument is wrong, or they do not go together.
@@ -31,11 +31,11 @@ class Reduction(_reduction.Reduction):
 
     @property
     def local_scale(self) -> float:
-        """On gradients that stay local."""
+        """The factor of gradients that stay local."""
         return self.passes_factor / (self.members if self.scale_local_gradients else 1)
 
     def __str__(self) -> str:
-        """Compared between ranks."""
+        """A line that ranks compare."""
         compressor = getattr(self.compression, "__name__", type(self.compression).__name__)
         return (
             f"op {self.op}, prescale {self.prescale:g}, postscale {self.postscale:g}, "

@@ -21,7 +21,7 @@ from farandole.tensorflow._weights import Compared
 
 
 class GraphExchange(PlannedExchange):
-    """What `farandole.tensorflow` does for a tape, for an optimizer."""
+    """Reduces an optimizer's gradients as `farandole.tensorflow` reduces those of a tape."""
 
     def __init__(self, label: str, reduction: Reduction, *arguments: Any, **others: Any) -> None:
         super().__init__(label, reduction, *arguments, **others)
@@ -37,13 +37,13 @@ class GraphExchange(PlannedExchange):
 
     @staticmethod
     def agreed_label(name: str, label: str, process_set: ProcessSet) -> str:
-        """In an elastic job the name alone: a graph of a world before has it in its operations, and
-        asks nobody."""
+        """In an elastic job the name alone: graphs of an earlier world have it in their operations,
+        and do not ask other ranks."""
         return name if _elastic.is_elastic() else agreed_label(name, label, process_set)
 
     @staticmethod
     def has_others(reduction: Reduction) -> bool:
-        """Or there may be, when a graph runs."""
+        """Whether there are other ranks, or may be when a graph runs."""
         return reduction.members > 1 or (
             _elastic.is_elastic() and reduction.process_set is global_process_set
         )

@@ -30,9 +30,10 @@ from farandole.torch._training.weights import beginning_of
 
 
 class HookedExchange(Exchange):
-    """What autograd accumulates into the variables' ``grad`` is reduced when ``backward()``
-    returns. Gradients that come another way, and those of the first step, are reduced when the
-    optimizer gets them; so are all of them once another optimizer has taken one of the variables.
+    """Reduces the gradients that autograd accumulates, when ``backward()`` returns.
+
+    Gradients that come another way, and those of the first step, are reduced when the optimizer
+    gets them. So are all of them once another optimizer has taken one of the variables.
 
     Args:
         variables: all that the optimizer has and the ranks share.
@@ -75,7 +76,7 @@ class HookedExchange(Exchange):
         super().compare_also(alike)
         self._exchange.compare_also(self)
 
-    # What the torch exchange asks for (torch/_training/weights.py).
+    # The interface that the torch exchange uses (torch/_training/weights.py).
 
     line = BROADCAST
 
@@ -127,9 +128,9 @@ class HookedExchange(Exchange):
         return self._exchange.is_mean and self.reduction.passes_factor == 1
 
     def _as_given(self, gradients: list[Any]) -> list[Any]:
-        """Where a later optimizer's hooks hear of some of the variables, as with two optimizers in
-        a step, the first of which was built with all of the model's. What those hooks have reduced
-        is alike on all ranks: the mean of it is the same."""
+        """Reduces the gradients that the optimizer gets, if a later one's hooks have some of its
+        variables: a step has two, and the first was built with all of the model's. Gradients that
+        those hooks have reduced are equal on all ranks, so their mean is the same."""
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
         reduction = self.reduction
         reduced = grouped_allreduce(
@@ -146,7 +147,7 @@ class HookedExchange(Exchange):
         return gradients
 
     def _with_late(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """What backward has not brought, beside what it has reduced, comes from the program."""
+        """Reduces gradients that come from the program, beside those that backward has reduced."""
         parameters = [v.value for v in variables]
         late = [
             i

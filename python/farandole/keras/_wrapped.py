@@ -1,4 +1,4 @@
-"""What DistributedOptimizer puts before a Keras optimizer's own class.
+"""The mixin that DistributedOptimizer puts before a Keras optimizer's own class.
 
 Note [Where gradients are reduced]
 
@@ -40,7 +40,7 @@ _states: weakref.WeakSet[State] = weakref.WeakSet()
 
 
 def _end_exchanges() -> None:
-    """Each is of one world."""
+    """Ends all exchanges, since each belongs to one world."""
     for state in list(_states):
         exchange, state.exchange = state.exchange, None
         if exchange is not None:
@@ -51,24 +51,24 @@ _world.before_leaving(_end_exchanges)
 
 
 class State:
-    """What a wrapped optimizer knows besides its own.
+    """The state that a wrapped optimizer has besides its own.
 
     Args:
         name: in errors and traces, and of its operations.
-        number: of those of that name.
+        number: counts the optimizers of that name.
         make: the class of the backend's exchanges.
     """
 
     def __init__(self, name: str, number: int, reduction: Reduction, make: Any) -> None:
         self.name = name  # alike on all ranks
-        self.label = numbered(name, number)  # from the first gradients on the first rank's
+        self.label = numbered(name, number)  # the first rank's, from the first gradients on
         self.reduction = reduction
         self.local: set[Any] = set()  # the optimizer's keys of variables that are not shared
         self.inside = False  # a call whose gradients are reduced already
         self.holds = False  # gradients of one backward are not all that is reduced
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
         self.reduced: Sequence[Any] = ()  # the gradients, in the pass that updates
-        # Of a farandole.keras.Model: what its ranks have alike besides.
+        # Set by a farandole.keras.Model: further variables that are equal on its ranks.
         self.alike: Callable[[Any], list[Alike]] | None = None
         self.exchange: Exchange | None = None  # from the first gradients on, in each world
         self._make = make
@@ -191,8 +191,8 @@ class Distributed:
         return apply_reduced(self, state_of(self), own, grads, trainable_variables)
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-        """Of Keras on TensorFlow, in the scope of a strategy: they are reduced already, by `apply`
-        or, where the optimizer accumulates, by `_clip_gradients`."""
+        """Keras on TensorFlow calls it in a strategy's scope. Gradients are reduced already, by
+        `apply` or, where the optimizer accumulates, by `_clip_gradients`."""
         return grads_and_vars
 
     def stateless_apply(
@@ -216,8 +216,8 @@ class Distributed:
             grads = _reduce_accumulated(self, state, grads)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    # What changes variables without using a gradient. Steps are counted as Keras does, also one
-    # that finds no more data.
+    # Methods that change variables without using a gradient. Steps are counted as Keras does, also
+    # one that finds no more data.
 
     def _apply_weight_decay(self, variables: Any) -> None:
         state = state_of(self)
@@ -248,7 +248,7 @@ class Distributed:
 
 
 def _weighed(gradients: Any) -> Any:
-    """In a step of the user's own of a farandole.keras.Model: by this rank's samples."""
+    """Weights gradients by this rank's samples, in a user's own step of a farandole.keras.Model."""
     steps = running()
     return gradients if steps is None else steps.weighed(gradients)
 

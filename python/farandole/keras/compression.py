@@ -1,4 +1,4 @@
-"""What goes over the wire instead of a gradient, on any backend of Keras."""
+"""Compressors of gradients that are sent, on any backend of Keras."""
 
 from __future__ import annotations
 

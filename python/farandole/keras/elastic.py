@@ -35,7 +35,7 @@ _R = TypeVar("_R")
 
 
 def _cause_of(error: Exception) -> BaseException:
-    """Ours, where a program of the backend has told it in its own words."""
+    """The world's error, if a program of the backend has failed by it; else the given one."""
     if not isinstance(error, Error):
         if keras.backend.backend() == "tensorflow":
             from farandole.tensorflow.elastic import cause_of

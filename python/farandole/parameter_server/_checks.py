@@ -1,4 +1,4 @@
-"""What a worker's program passes, against its variable; raises InvalidArgument."""
+"""Checks a worker's arguments against their variables; raises InvalidArgument."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Who may go on: the steps of each worker, and how far the fastest may be ahead of the slowest."""
+"""The steps of each worker, and how far the fastest may be ahead of the slowest."""
 
 from __future__ import annotations
 
 
 class Clocks:
-    """Of one server's workers. A clock is the number of gradients that a worker has pushed.
+    """The clocks of one server's workers. A clock counts the gradients that a worker has pushed.
 
     A worker is *awaited* until it rests, leaves or dies: others do not get further ahead of it than
     the bound.
@@ -22,13 +22,13 @@ class Clocks:
         return frozenset(self._awaited)
 
     def tick(self, worker: int) -> None:
-        """It has pushed."""
+        """The worker has pushed."""
         self.wake(worker)
         self.clock[worker] += 1
 
     def wake(self, worker: int) -> None:
-        """It works. One that has rested goes on where the slowest is, and holds nobody up for what
-        it has not done."""
+        """The worker works. After a rest it goes on where the slowest is, so that other workers do
+        not wait for steps that it has left out."""
         if worker in self._awaited:
             return
         self.clock[worker] = max(
@@ -37,11 +37,11 @@ class Clocks:
         self._awaited.add(worker)
 
     def rest(self, worker: int) -> None:
-        """It has no work now."""
+        """The worker has no work now."""
         self._awaited.discard(worker)
 
     def leave(self, worker: int) -> None:
-        """It has ended, in whatever way."""
+        """The worker has ended, in whatever way."""
         self._awaited.discard(worker)
         self._gone.add(worker)
 
@@ -53,7 +53,7 @@ class Clocks:
         return self._bound is None or self._ahead(worker) <= self._bound
 
     def note_going(self, worker: int) -> None:
-        """It was let go on."""
+        """Notes that the worker goes on."""
         self.most_ahead = max(self.most_ahead, self._ahead(worker))
 
     def _ahead(self, worker: int) -> int:

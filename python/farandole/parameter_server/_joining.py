@@ -117,7 +117,7 @@ def join_without_variables(
 
 
 def _pairs(workers: int) -> dict[int, Pair]:
-    """Collective: of this rank with each server, or with each worker."""
+    """Collective: this rank's connections, with each server or with each worker."""
     world = _world.world()
     if (epoch := _world.epoch()) != _State.epoch:
         _State.epoch, _State.joined = epoch, 0
@@ -136,8 +136,8 @@ def _pairs(workers: int) -> dict[int, Pair]:
 
 
 def _let_all_begin(pairs: Sequence[Pair]) -> None:
-    """By a server. A worker that begins may fail, and what fails a worker fails whoever is still
-    in a collective of the world: so none begins before all have left the last one."""
+    """Called by a server. A worker that begins may fail, and then ranks that are still in a
+    collective of the world fail, too. So none begins before all have left the last one."""
     for answers in (False, True):
         for pair in pairs:
             with suppress(*GONE):  # serve() finds it lost, too
@@ -148,7 +148,7 @@ def _let_all_begin(pairs: Sequence[Pair]) -> None:
 
 
 def pair_of(one: int, other: int) -> Pair:
-    """Of two ranks, which both make it after they have joined the last time."""
+    """The connection of two ranks, which both make it after they have joined the last time."""
     return Pair(one, other, _State.joined, _MEETING)
 
 
@@ -171,7 +171,7 @@ def _check(size: int, servers: int, max_staleness: Any, snapshots: Any, split_ab
 
 
 def _agree(listed: list[Variable], options: Mapping[str, Any]) -> None:
-    """Raises the same on all ranks where they differ, and names what."""
+    """Raises InvalidArgument on all ranks if these differ between them, and names a difference."""
     items = [f"{name}={value!r}" for name, value in options.items()]
     items += [f"variable '{v.name}' ({v.dtype} of shape {v.shape})" for v in listed]
     digests = np.array([number_of(item) for item in items], np.int64)
@@ -205,7 +205,7 @@ def _restored(
     snapshots: Snapshots | None,
     workers: int,
 ) -> Content | None:
-    """What a server goes on from. If one cannot, nobody does."""
+    """The snapshot that a server goes on from. If one server cannot, none does."""
     if snapshots is None:
         return None
     content, trouble = None, None

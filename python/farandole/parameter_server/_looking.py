@@ -1,4 +1,4 @@
-"""Whether what a worker pushes is finite: it looks itself, and tells the servers with the push."""
+"""Whether pushed gradients are finite: a worker looks at its own, and reports with the push."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _Found = tuple[str, int] | None  # the variable, and the kind of number
 
 
 class Looking:
-    """Of one worker, or of one server."""
+    """The checks of one worker, or of one server."""
 
     def __init__(self) -> None:
         self._judge = Judge("pushed")
 
     def found(self, gradients: Mapping[str, Gradient]) -> _Found:
-        """Of a worker, before it pushes. Raises NumericsError by the setting."""
+        """On a worker, before it pushes. Raises NumericsError by the setting."""
         if not self._judge.looks:
             return None
         names = list(gradients)
@@ -32,7 +32,7 @@ class Looking:
         return named
 
     def hear(self, rank: int, kind: int, place: int, names: Sequence[str]) -> None:
-        """Of a server: what told() gave, of a worker. `names`: of its pieces."""
+        """On a server: takes the numbers that told() gave on a worker. `names`: of its pieces."""
         if kind == 0:
             return
         if place == 0:  # another server has the variable, and says so
@@ -42,8 +42,8 @@ class Looking:
 
 
 def told(found: _Found, names: Sequence[str]) -> tuple[int, int]:
-    """What goes with a push to a server: the kind, and the variable's place among those of which
-    the server has a part. From 1 on; 0: none."""
+    """The numbers that go with a push to a server: the kind, and the variable's position among
+    those of which the server has a part. From 1 on; 0: none."""
     if found is None:
         return 0, 0
     name, kind = found

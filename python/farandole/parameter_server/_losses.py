@@ -1,4 +1,4 @@
-"""What a worker raises when a server is gone."""
+"""The error that a worker raises when a server is gone."""
 
 from __future__ import annotations
 

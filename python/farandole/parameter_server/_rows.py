@@ -1,4 +1,4 @@
-"""Gradients of a few rows of a variable, which move as rows."""
+"""Gradients of a few rows of a variable, which are sent as rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rows:
 
     @staticmethod
     def found_in(gradient: np.ndarray) -> Gradient:
-        """Of a large gradient with few rows that are not zero, these: an embedding's."""
+        """The rows of a large gradient that are not zero, if they are few, as of an embedding."""
         if gradient.ndim < 2 or gradient.nbytes < LOOK_FOR_ROWS:
             return gradient
         rows = np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
@@ -65,7 +65,7 @@ class Rows:
         return Rows(indices, values)
 
     def between(self, begin: int, end: int) -> Rows:
-        """Those of rows [begin, end), counted from begin; of rows in order."""
+        """The rows in [begin, end), counted from begin. All rows must be in order."""
         first, last = np.searchsorted(self.indices, [begin, end])
         return Rows(self.indices[first:last] - begin, self.values[first:last])
 
@@ -80,7 +80,7 @@ Gradient = np.ndarray | Rows
 
 
 def mean(gradients: list[Gradient], of: int, shape: tuple[int, ...]) -> Gradient:
-    """Of gradients of one variable, in this order, divided by `of`."""
+    """The sum of one variable's gradients, in this order, divided by `of`."""
     if all(isinstance(each, Rows) for each in gradients):
         rows = Rows(
             np.concatenate([each.indices for each in gradients]),  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What a server does with a gradient: an optimizer on numpy arrays."""
+"""Rules by which a server applies gradients: optimizers on numpy arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rule(Protocol):
         """
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """What a snapshot keeps of it."""
+        """The state that a snapshot keeps."""
         ...
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -55,7 +55,7 @@ def _check_rate(rate: LearningRate) -> None:
 
 
 def _number_for(gradient: np.ndarray, number: float, name: str) -> Any:
-    """Of the gradient's dtype. Among whole numbers a rate of 0.5 would be 0, and nothing move."""
+    """The number in the gradient's dtype. As an integer 0.5 would be 0, so it is refused."""
     made = gradient.dtype.type(number)
     if gradient.dtype.kind in "biu" and made != number:
         raise InvalidArgument(

@@ -23,12 +23,12 @@ from farandole.parameter_server._snapshots import Content, Snapshots
 from farandole.parameter_server._tickets import NONE_NOW, Tickets
 from farandole.parameter_server._wire import Message, Pair, Piece
 
-# Of a worker that will not come back; Aborted where it has raised in its `with`.
+# The errors of a worker that will not come back; Aborted if it has raised in its `with`.
 GONE = (PeerLost, EarlyExit, RemoteError, LinkError, Aborted)
 
 
 class Report(NamedTuple):
-    """What a server did."""
+    """The record of a server's run."""
 
     updates: int  # in all, with those of before a restart
     pushes: list[int]  # of each worker, in this run
@@ -145,7 +145,7 @@ class Server:
         return asked or self._version - self._tried >= self._snapshots.every
 
     def _save_if_new(self) -> None:
-        """Trouble with the disk is told, and training goes on."""
+        """Writes a snapshot of a new version. A disk error is reported, and training goes on."""
         if self._snapshots is None:
             return
         with self._changed:
@@ -307,7 +307,7 @@ class Server:
     # ---- weights ----
 
     def _pulled(self, worker: int, table: np.ndarray) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """What answers a pull: of the pieces in the table the given rows, of others all."""
+        """The answer to a pull: numbers, an empty table, and the bytes that it asks for."""
         with self._changed:
             self._clocks.wake(worker)
             self._wait_until(lambda: self._may_go_on(worker))
@@ -325,8 +325,8 @@ class Server:
         return self._clocks.may_go_on(worker)
 
     def _asked_for(self, table: np.ndarray) -> Sequence[np.ndarray]:
-        """The table: for each piece asked for its place, and the number of its rows with their
-        indices, or -1 for all. None at all: all pieces."""
+        """The values that a pull's table asks for. It has the position of each piece and the number
+        of rows with their indices, or -1 for all rows. An empty table asks for all pieces."""
         if len(table) == 0:
             return list(self.variables.values())
         parts, at = [], 0

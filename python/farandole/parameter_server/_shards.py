@@ -1,4 +1,4 @@
-"""Which server has which rows of which variable: a value, computed alike on every rank."""
+"""The placement of variables' rows on servers: a value, computed alike on every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPLIT_ABOVE = 256 * 1024  # bytes
 
 
 class Variable(NamedTuple):
-    """What ranks agree on of a variable."""
+    """The properties of a variable that ranks agree on."""
 
     name: str
     shape: tuple[int, ...]
@@ -111,12 +111,12 @@ def _emptiest(load: list[int], count: int) -> list[int]:
 
 
 def inside(indices: np.ndarray, shard: Shard) -> np.ndarray:
-    """Which of these rows it has."""
+    """A mask of the indices whose rows the shard has."""
     return (indices >= shard.begin) & (indices < shard.end)
 
 
 def part_of(gradient: Gradient, variable: Variable, shard: Shard) -> Gradient:
-    """Its rows of a gradient of the variable."""
+    """The shard's rows of a gradient of the variable."""
     if shard.end - shard.begin == rows_of(variable):
         return gradient
     if isinstance(gradient, Rows):

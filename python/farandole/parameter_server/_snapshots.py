@@ -1,4 +1,4 @@
-"""Files that a server writes of what it has, and goes on from after a restart."""
+"""Files in which a server saves its variables, and from which it goes on after a restart."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Snapshots:
         return [match for name in names if (match := re.fullmatch(pattern, name))]
 
 
-# What numpy and zipfile raise for files that are none; a part of a kind that they do not know is a
-# RuntimeError.
+# Errors of numpy and zipfile for files that are no snapshots; a part of a kind that they do not
+# know is a RuntimeError.
 _DAMAGED = (
     OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, MemoryError,
     zipfile.BadZipFile, zlib.error, struct.error,
@@ -77,7 +77,7 @@ _DAMAGED = (
 
 
 class Content(NamedTuple):
-    """Of one snapshot."""
+    """The content of one snapshot."""
 
     version: int
     variables: Mapping[str, np.ndarray]
@@ -86,7 +86,7 @@ class Content(NamedTuple):
 
 
 def write(snapshots: Snapshots, server: int, servers: int, content: Content) -> Path:
-    """Raises OSError; what was there before stays."""
+    """Writes a snapshot. If it raises OSError, the files from before stay."""
     path = snapshots.path(server, servers, content.version)
     path.parent.mkdir(parents=True, exist_ok=True)
     head = {
@@ -114,7 +114,7 @@ def write(snapshots: Snapshots, server: int, servers: int, content: Content) -> 
 
 
 def read(path: Path) -> Content:
-    """Raises InvalidArgument for a file that is none, or is damaged."""
+    """Raises InvalidArgument for a file that is no snapshot, or is damaged."""
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             head = _json.read(str(file["head"]))

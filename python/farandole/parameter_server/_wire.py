@@ -17,7 +17,7 @@ from farandole import _json, _world
 from farandole._core import Group, Handle, InternalError
 from farandole.parameter_server._rows import Gradient, Rows
 
-# What a head says first. Workers ask, and servers answer: to PULL, TICKET, SAVE, ADD and FLUSH.
+# The kind, first in a head. Servers answer workers: to PULL, TICKET, WAIT, SAVE, ADD and FLUSH.
 PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ADD, ASSIGN, FLUSH, ANSWER, HERE = range(13)
 _PARTS = ("message", "table", "bytes")  # names of what is sent
 _NUMBERS = 8  # of a head: kind, length of the table, of the bytes, and five of the kind's own
@@ -26,7 +26,7 @@ NOTHING = np.empty(0, np.int64)
 
 
 def number_of(text: str) -> int:
-    """One that no other text has; of 56 bits, so that int64 has room for it."""
+    """A hash of the text, of 56 bits, so that int64 has room for it."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 
 class Pair:
-    """One end of what a server and a worker, or any two ranks, say to each other."""
+    """One end of the connection between a server and a worker, or any two ranks."""
 
     def __init__(self, server: int, worker: int, number: int, timeout: float) -> None:
         """Both ranks of the world make it, with the same number."""
@@ -106,7 +106,7 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Piece(NamedTuple):
-    """What a server has of one variable: its shape there."""
+    """A server's part of one variable, by its shape there."""
 
     name: str
     shape: tuple[int, ...]
@@ -114,8 +114,8 @@ class Piece(NamedTuple):
 
 
 def packed(gradients: Sequence[tuple[int, Gradient]]) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients by the places of their pieces. The table has for each the place and the number of
-    rows, and then their indices; or DENSE."""
+    """Gradients with the positions of their pieces, as a table and bytes. The table has for each
+    the position and the number of rows, and then their indices; or DENSE."""
     table: list[np.ndarray] = []
     parts = []
     for place, gradient in gradients:
@@ -129,10 +129,10 @@ def packed(gradients: Sequence[tuple[int, Gradient]]) -> tuple[np.ndarray, np.nd
 
 
 def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:
-    """The gradients by name; they lie in the message.
+    """The gradients by name, copied from the message.
 
     Raises:
-        InternalError: it is none of ours.
+        InternalError: the message is malformed.
     """
     found: dict[str, Gradient] = {}
     at = offset = 0
@@ -161,7 +161,7 @@ def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:
 
 
 def _checked_piece(pieces: Sequence[Piece], rest: np.ndarray) -> tuple[Piece, int]:
-    """What the table says next, and of how many rows, whose indices follow."""
+    """The next piece of the table, and the number of its rows, whose indices follow."""
     place, rows = (int(each) for each in rest[:2]) if len(rest) > 1 else (-1, 0)
     if not 0 <= place < len(pieces):
         raise InternalError(f"a message about piece {place} of {len(pieces)}")
@@ -178,10 +178,10 @@ def described(pieces: Sequence[tuple[Piece, np.ndarray]]) -> tuple[list[int], np
 
 
 def new_pieces(message: Message) -> list[tuple[Piece, np.ndarray]]:
-    """What an ADD has.
+    """The new pieces of an ADD, with their values.
 
     Raises:
-        InternalError: it is none of ours.
+        InternalError: the message is malformed.
     """
     length = message.numbers[0]
     found = []

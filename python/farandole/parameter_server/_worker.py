@@ -143,7 +143,7 @@ class Worker:
         wanted: Mapping[str, np.ndarray],
         result: dict[str, np.ndarray],
     ) -> None:
-        """What a server has sent, to where it belongs."""
+        """Copies the values that a server has sent into the result."""
         offset = 0
         for name, shard in self._on_server[server]:
             if name not in result:
@@ -212,8 +212,7 @@ class Worker:
                     pair.send(_wire.ASSIGN, (), table, data)
 
     def flush(self) -> None:
-        """Returns when the servers have applied what this worker has sent: then whoever pulls gets
-        it.
+        """Returns when the servers have applied what this worker has sent. Any later pull gets it.
 
         Raises:
             ServerLost: a server is gone; names its last snapshot.

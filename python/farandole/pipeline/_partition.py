@@ -1,4 +1,4 @@
-"""Which layers are a stage's: arithmetic.
+"""Splits layers into stages: arithmetic alone.
 
 *Bounds* of p stages are p + 1 numbers: stage s has the layers bounds[s] to bounds[s + 1] - 1.
 """
@@ -33,8 +33,8 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
 def _best(
     costs: Sequence[float], stages: int, add: Callable[[float, float], float], limit: float
 ) -> tuple[float, list[int]]:
-    """The smallest that `add` makes of the stages' costs, none of which is above the limit; and
-    the bounds."""
+    """The smallest total that `add` makes of the stages' costs, none of which is above the limit;
+    and the bounds."""
     n = len(costs)
     sums = [0.0, *accumulate(costs)]
     # best[i]: of the first i layers in k stages; begins[k][i]: where the last of these begins.

@@ -1,4 +1,4 @@
-"""Which rank has which stage of which replica, and how ranks agree on a pipeline.
+"""The stage and the replica of each rank, and how ranks agree on a pipeline.
 
 Rank r has stage ``r % stages`` of replica ``r // stages``: neighbours in a pipeline are neighbours
 as ranks, which launchers put on one host.
@@ -26,7 +26,7 @@ ADVICE = "make the same Pipeline on every rank"
 
 
 class Place(NamedTuple):
-    """Of one rank."""
+    """The position of one rank in the pipeline."""
 
     stages: int
     replicas: int
@@ -58,33 +58,33 @@ class Place(NamedTuple):
 
 
 class Placed:
-    """What every pipeline says of this rank's place."""
+    """The properties of this rank's place that every pipeline has."""
 
     _place: Place
 
     @property
     def stages(self) -> int:
-        """How many there are."""
+        """The number of stages."""
         return self._place.stages
 
     @property
     def stage(self) -> int:
-        """This rank's."""
+        """This rank's stage."""
         return self._place.stage
 
     @property
     def replicas(self) -> int:
-        """Of the whole model."""
+        """The number of copies of the whole model."""
         return self._place.replicas
 
     @property
     def replica(self) -> int:
-        """This rank's."""
+        """This rank's replica."""
         return self._place.replica
 
 
 def place_of(stages: Any) -> Place:
-    """This rank's. Raises InvalidArgument, NotInitialized."""
+    """This rank's place. Raises InvalidArgument, NotInitialized."""
     size, rank = _world.size(), _world.rank()
     stages = size if stages is None else stages
     check_count("stages", stages)
@@ -123,7 +123,7 @@ def prepared(prepare: Callable[[], _T], rows_of: Callable[[_T], Sequence[str]]) 
 
 
 class Groups(NamedTuple):
-    """Who this rank talks to."""
+    """The groups in which this rank communicates."""
 
     everyone: Group  # of this pipeline alone, so that its messages meet no others
     replicas: ProcessSet | None  # ranks with the same stage; None: this one alone
@@ -140,7 +140,7 @@ def groups_of(place: Place) -> Groups:
 
 
 def _set_of(ranks: list[int]) -> ProcessSet:
-    """One that the program, or an earlier Pipeline, has registered already is as good."""
+    """The set of these ranks: a registered one, also by the program, or else a new one."""
     if ranks == list(range(_world.size())):
         return global_process_set
     known = (each for each in registered_sets() if each.ranks == ranks)

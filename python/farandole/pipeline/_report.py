@@ -1,4 +1,4 @@
-"""What the steps of a pipeline took, and what each rank holds."""
+"""Times of a pipeline's steps, and the memory of each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 
 class RankReport(NamedTuple):
-    """Of one rank.
+    """The report of one rank.
 
     Attributes:
         rank: its number.
@@ -41,7 +41,7 @@ class RankReport(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineReport:
-    """What ``Pipeline.report()`` gives; ``str()`` of it is a table.
+    """The result of ``Pipeline.report()``; ``str()`` of it is a table.
 
     Attributes:
         schedule: its name.
@@ -93,7 +93,7 @@ class PipelineReport:
 def ranks_of(
     place: Place, schedule: str, micro_batches: int, bounds: Sequence[int], sizes: Sequence[int]
 ) -> list[RankReport]:
-    """What each rank holds, before a step.
+    """The reports of all ranks, before a step.
 
     Args:
         place: of any rank.
@@ -111,7 +111,7 @@ def ranks_of(
 
 
 class Times:
-    """Of training steps, summed over them."""
+    """Times of training steps, summed over them."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -144,10 +144,10 @@ class Times:
 def report(
     schedule: str, micro_batches: int, stages: int, times: Times, ranks: Sequence[RankReport]
 ) -> PipelineReport:
-    """What it is until now.
+    """The report of the steps so far.
 
     Args:
-        ranks: without what ``times`` knows.
+        ranks: their reports, without measurements.
     """
     told = tuple(
         each._replace(
@@ -170,7 +170,7 @@ def report(
 
 
 class Reported(Placed):
-    """What every pipeline says of its steps."""
+    """The report that every pipeline gives of its steps."""
 
     _micro_batches: int
     _schedule: str
@@ -184,8 +184,7 @@ class Reported(Placed):
         self._ranks = ranks_of(self._place, self._schedule, self._micro_batches, bounds, sizes)
 
     def report(self, *, reset: bool = False) -> PipelineReport:
-        """What each rank holds, and for how long it was idle in training steps; the same on every
-        rank.
+        """Each rank's layers, memory and idle time in training steps; the same on every rank.
 
         Args:
             reset: begin to measure anew.

@@ -28,7 +28,7 @@ _FINE, _FAILED, _HEARD = 0, 1, 2  # how a rank fared; _HEARD: it was told of ano
 
 
 class Work(Protocol):
-    """What a framework does in a step."""
+    """The part of a step that a framework does."""
 
     kind: str  # one of KINDS
 
@@ -37,13 +37,13 @@ class Work(Protocol):
 
     def forward(self, k: int, samples: int, received: Message | None) -> tuple[Form, list[Any]]:
         """Computes, and keeps what backward needs. The first stage receives nothing; what the last
-        one returns is sent to nobody."""
+        one returns is not sent."""
 
     def backward(self, k: int, gradients: Message | None) -> tuple[Form, list[Any]]:
         """Gradients of what was received. The last stage gets none."""
 
     def end(self, *, failed: bool) -> None:
-        """Between the ranks of a stage; on all of them, if one has failed, too."""
+        """Ends the step between the ranks of a stage. Called on all of them, also if one failed."""
 
     def loss(self) -> float:
         """This rank's share of it; 0 on other stages than the last."""
@@ -58,11 +58,11 @@ class Work(Protocol):
         """Whether this rank's gradients are, before they are reduced."""
 
     def forget(self) -> None:
-        """After a step that failed on some rank."""
+        """Drops what a step has left that failed on some rank."""
 
 
 class Fared(NamedTuple):
-    """What a rank tells all others at the end of a step."""
+    """The result of a step on one rank, which it sends to all others."""
 
     state: float
     loss: float  # its share
@@ -75,7 +75,7 @@ class Fared(NamedTuple):
 
 
 class Runner:
-    """Of one rank.
+    """Runs the steps of one rank.
 
     Args:
         group: all ranks of all replicas.
@@ -172,17 +172,17 @@ class Runner:
 
     @property
     def _is_over(self) -> bool:
-        """This step, without a result."""
+        """Whether this step has failed, here or on another rank."""
         return self._heard or self._failure is not None
 
     def _trying(self, action: Action | None, call: Callable[[], Any]) -> Any:
-        """What it returns; a failure is kept. See Note [A stage that fails]."""
+        """The result of the call; a failure is kept. See Note [A stage that fails]."""
         try:
             return call()
         except Exception as error:
             if not self._is_over:
                 self._failure, self._at = error, action
-                # Of the ranks of this stage, one has heard of it from another.
+                # Outside of an action, another rank of this stage has abandoned the step.
                 self._heard = action is None and isinstance(error, RemoteError)
             return None
 
@@ -215,7 +215,7 @@ class Runner:
             )
 
     def _check_form(self, k: int, samples: int, form: Form) -> None:
-        """What a stage makes has the shapes of its first step, but for the number of samples."""
+        """Outputs of a stage keep the shapes of its first step, but for the number of samples."""
         known = self._forms.get(samples)
         rows = 0 if known else 1  # dimensions from there on are compared
         known = known or next(iter(self._forms.values()), form)
@@ -238,7 +238,7 @@ class Runner:
             self._idle += time.perf_counter() - began
 
     def _receive(self, source: Channel, action: Action, step: tuple[int, int]) -> Message:
-        """Ranks that take other steps can only part: nobody knows what the next message is."""
+        """Aborts if the neighbour is in another step, as the next message is then unknown."""
         with self._waiting():
             received = source.receive()
         if (received.step, received.micro_batch) == (step, action.micro_batch):
@@ -293,7 +293,7 @@ class Runner:
         raise RemoteError(text)
 
     def _words_of(self, blamed: int) -> str:
-        """Collective: what that rank says of its failure."""
+        """That rank's description of its failure. Collective."""
         words = b""
         if self._group.rank == blamed:
             where = "" if self._at is None else f" in the {self._at}"

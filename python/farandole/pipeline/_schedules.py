@@ -1,4 +1,4 @@
-"""In which order a stage computes: a schedule is a list of actions for each rank, a value.
+"""The order in which a stage computes: a schedule is a list of actions for each rank.
 
 An action waits for what it needs from a neighbour, computes, and hands on what it made without
 waiting for the neighbour to take it. What a stage keeps from a micro-batch's forward to its
@@ -29,7 +29,7 @@ Actions = list[Action]
 
 
 def forwards(micro_batches: int) -> Actions:
-    """Of a stage that does not train."""
+    """The actions of a stage that does not train."""
     return [Action("forward", k) for k in range(micro_batches)]
 
 
@@ -54,7 +54,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], Actions]] = {"gpipe": gpipe, "1f1
 
 
 def schedule_of(name: object) -> Callable[[int, int, int], Actions]:
-    """Of (stages, stage, micro_batches). Raises InvalidArgument."""
+    """The function of (stages, stage, micro_batches) by its name. Raises InvalidArgument."""
     if not isinstance(name, str) or name.lower() not in SCHEDULES:
         names = " or ".join(f"'{each}'" for each in SCHEDULES)
         raise InvalidArgument(f"schedule is {shown(name)}; it is {names}")

@@ -1,4 +1,4 @@
-"""Which samples of a batch are a micro-batch's: arithmetic."""
+"""Splits a batch into micro-batches: arithmetic alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from farandole.pipeline._places import Place
 
 
 def micro_batches(samples: int, place: Place, count: int) -> list[slice]:
-    """Of a batch of all replicas, those of this rank's replica. The first have one sample more
-    where they do not divide; where there are too few, the last have none.
+    """The micro-batches of this rank's replica, in a batch of all replicas. The first have one
+    sample more where they do not divide; where there are too few, the last have none.
 
     Args:
         count: micro-batches of a replica.

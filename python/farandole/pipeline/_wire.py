@@ -5,7 +5,7 @@ their shapes: what these are is a *form*, which is sent when it is new, and has 
 on. So sizes are agreed at first use, and a head always fits.
 
 A message may also say that there is nothing: of an empty micro-batch, or of a step that has failed
-on the sender. It is then sent nevertheless, so that nobody waits for what does not come.
+on the sender. It is sent nevertheless, so that no rank waits in vain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Leaf(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What is sent between two stages."""
+    """The structure and the leaves of the tensors that are sent between two stages."""
 
     structure: Any  # of dicts, tuples and lists; at its leaves their numbers
     leaves: tuple[Leaf, ...]
@@ -55,17 +55,17 @@ class Form(NamedTuple):
 
 
 class Tensors(Protocol):
-    """A framework's, as the engine's buffers."""
+    """A framework's tensors, as the engine's buffers."""
 
     def sent(self, tensor: Any) -> Any:
-        """The memory of what it has; contiguous."""
+        """The memory of a contiguous tensor."""
 
     def empty(self, leaf: Leaf) -> Any:
-        """To receive into: what sent() takes, too."""
+        """A tensor to receive into, which sent() takes, too."""
 
 
 class Message(NamedTuple):
-    """As it arrives."""
+    """A message as it arrives."""
 
     status: Status
     micro_batch: int
@@ -76,7 +76,7 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """To and from one neighbour.
+    """The messages to and from one neighbour.
 
     Args:
         what: of names in errors and traces, "stage 0 to 1".
@@ -100,7 +100,7 @@ class Channel:
         form: Form | None = None,
         tensors: Sequence[Any] = (),
     ) -> None:
-        """Waits for nobody. The tensors stay as they are until ``settle`` has returned.
+        """Sends without waiting. The tensors must not change until ``settle`` has returned.
 
         Args:
             tensors: those of the form; None for one that is left out.
@@ -152,7 +152,7 @@ class Channel:
         self._group.run_between("recv", buffer, self._peer, 0, f"{name}, {self._what}")
 
     def let_go(self) -> None:
-        """Of what has arrived."""
+        """Releases messages that have arrived."""
         while self._flying and self._flying[0][0].done():
             self._flying.pop(0)[0].wait()  # says what failed
 

@@ -1,4 +1,4 @@
-"""What the work of every framework's steps has in common: see Work."""
+"""The base of every framework's Work (pipeline/_runner.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ForwardWork:
-    """Of a step that only goes forward: there is nothing to reduce."""
+    """The work of a step that only goes forward: there is nothing to reduce."""
 
     def __init__(self) -> None:
         self._loss = 0.0  # this rank's share

@@ -1,8 +1,8 @@
-"""tf.train.Checkpoint and tf.saved_model.save of variables that replicas share: they are taught,
-once, to write a file once.
+"""Patches tf.train.Checkpoint and tf.saved_model.save to write a file once, where replicas share
+variables.
 
-Reading a metric's variable is collective. So all ranks read those first, and rank 0 writes what was
-read. When the call returns, the file is there on all ranks.
+Reading a metric's variable is collective. So all ranks read those first, and rank 0 writes the
+values. When the call returns on any rank, the file is there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _at_once(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_later(checkpoint: Any, options: Any) -> None:
-    """Raises InvalidArgument for what would be written by a thread."""
+    """Raises InvalidArgument for a checkpoint that a thread would write."""
     asked = options is not None and options.experimental_enable_async_checkpoint
     if asked and _world.size() > 1 and _shared_variables(checkpoint):
         raise InvalidArgument(
@@ -75,7 +75,7 @@ def _written(own: Callable[..., Any]) -> Callable[..., Any]:
     def _write(self: Any, file_prefix: Any, options: Any = None) -> Any:
         _refuse_later(self, options)
         if _world.size() > 1 and _world.rank() != 0 and _is_on_servers(self):
-            return str(file_prefix)  # the chief does it when its program is here
+            return str(file_prefix)  # the chief writes it at this call
         variables = _shared_variables(self) if _world.size() > 1 else []
         if not variables or not tf.executing_eagerly():
             return own(self, file_prefix, options)
@@ -92,7 +92,7 @@ def _written(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _exported(own: Callable[..., Any]) -> Callable[..., Any]:
-    """What every way to a SavedModel calls."""
+    """Wraps the function that every export of a SavedModel calls."""
 
     @functools.wraps(own)
     def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,17 +108,17 @@ def _exported(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
-    """Those of TensorFlow's, which keep account of the files."""
+    """TensorFlow's own callbacks, which keep account of the files."""
     return [] if options is None else list(options.experimental_write_callbacks or ())
 
 
 def has_shared_variables(checkpoint: Any) -> bool:
-    """Of which rank 0 alone writes a file."""
+    """Whether it has variables that replicas share, so that rank 0 alone writes a file."""
     return bool(_shared_variables(checkpoint))
 
 
 def _shared_variables(root: Any) -> list[Any]:
-    """What it has of a scope of ours, in an order that is the same on all ranks."""
+    """Its variables of a scope of ours, in an order that is the same on all ranks."""
     ours = [
         v for v in _variables(root) if isinstance(v, CREATED) and is_ours(v.distribute_strategy)
     ]
@@ -126,20 +126,20 @@ def _shared_variables(root: Any) -> list[Any]:
 
 
 def _is_on_servers(checkpoint: Any) -> bool:
-    """Of which the first rank writes all that there is."""
+    """Whether it has variables on servers, so that the first rank writes all of it."""
     strategies = (getattr(v, "_distribute_strategy", None) for v in _variables(checkpoint))
     return any(on_servers(each) for each in strategies)
 
 
 def _variables(root: Any) -> list[Any]:
-    """What it has, among other objects; of Keras' variables the ones inside."""
+    """Its variables, among other objects; for Keras' variables the ones inside."""
     objects = graph_view.ObjectGraphView(root).breadth_first_traversal()[0]
     return [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
 
 
 @contextmanager
 def _read(variables: list[Any]) -> Iterator[None]:
-    """Collective: meanwhile reading is of values that have been reduced."""
+    """Collective: a context in which reads return values that have been reduced."""
     reduced = [v for v in variables if isinstance(v, SyncOnReadVariable)]
     for variable in reduced:
         variable.hold()

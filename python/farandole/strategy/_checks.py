@@ -1,4 +1,4 @@
-"""What strategies are called with: what is wrong is named, before or after TensorFlow meets it."""
+"""Checks the arguments of strategies, before or after TensorFlow does, and names a wrong one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_axis(what: str, axis: Any) -> None:
 
 
 def explained(what: str, value: Any, axis: Any, call: Callable[[], Any]) -> Any:
-    """What the call gives. Raises Refused where it failed because of the value, which may be a
+    """The result of the call. Raises Refused if it failed because of the value, which may be a
     structure."""
     try:
         return call()
@@ -65,7 +65,7 @@ def check_input_options(options: Any) -> None:
 
 
 def check_communication_options(options: Any) -> None:
-    """TensorFlow's class makes objects of another one."""
+    """Checks by attributes, since TensorFlow's class makes objects of another one."""
     if not all(hasattr(options, name) for name in ("bytes_per_pack", "implementation")):
         raise InvalidArgument(
             f"options are {shown(options)}; they are a "

@@ -1,9 +1,9 @@
-"""The chief's side of a ClusterCoordinator: it gives closures to workers, and tells them what its
-program was told.
+"""The chief's side of a ClusterCoordinator: it gives closures to workers, and logs its program's
+calls.
 
-All ranks run the same program. What the chief's is told, each worker's is told at the same call:
-that is the log. A worker asks, and gets a closure that its program knows of, or what is new in the
-log.
+All ranks run the same program. The chief records the result of every call in a log; workers replay
+it at the same calls. A worker asks, and gets a closure that its program knows of, or the new
+entries of the log.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from farandole.common._pickles import sealed
 from farandole.parameter_server._wire import Message, Pair
 from farandole.strategy._closures import Closure, Outcome, cancelled, value_of
 
-# What a worker says: it asks; a closure has ended well, or not; it has taken all values; it leaves.
+# A worker's messages: it asks; a closure succeeded, or failed; it has taken all values; it leaves.
 ASK, DONE, FAILED, TAKEN, LEAVE = range(5)
-# What the chief says: run a closure; what is new in the log.
+# The chief's messages: run a closure; new entries of the log.
 RUN, NEWS = range(2)
 LOG = "the log of a coordinator"
 
@@ -37,7 +37,7 @@ Entry = tuple[str, str, Any]
 
 
 class Chief:
-    """Its program calls the public methods; each worker has a thread here.
+    """The chief's program calls the public methods; each worker has a thread here.
 
     Args:
         pairs: by the workers' ranks.
@@ -57,7 +57,7 @@ class Chief:
         self._next = 0
         self._failure: Outcome | None = None
         self._lost: BaseException | None = None  # why there are no workers
-        self._left: list[int] = []  # ranks whose program has ended, and that is not told yet
+        self._left: list[int] = []  # ranks whose program has ended, not reported yet
         self._ended = False
         self._threads = [
             threading.Thread(target=self._attend, args=(rank,), name=f"worker {rank}", daemon=True)
@@ -123,8 +123,8 @@ class Chief:
             return closure.outcome
 
     def end(self, error: BaseException | None) -> None:
-        """The program has ended; workers follow it up to there. Where it has failed they hear of
-        that instead."""
+        """The chief's program has ended, and workers' programs follow it up to there. If it has
+        failed, they fail with its error."""
         with self._changed:
             self._ended = True
             if error is None:
@@ -214,7 +214,7 @@ class Chief:
             self._changed.notify_all()
 
     def _go(self, rank: int, error: BaseException | None) -> None:
-        """A worker is gone: what it was at is for another one."""
+        """A worker is gone: another one gets the closure that it was running."""
         with self._changed:
             del self._passed[rank]
             held = self._running.pop(rank, None)

@@ -19,7 +19,7 @@ def _outcome_of(number: int) -> str:
 
 
 class Outcome(NamedTuple):
-    """Of one closure. `data` is a pickle: of the result, or of a `_Failure`."""
+    """The outcome of one closure. `data` is a pickle: of the result, or of a `_Failure`."""
 
     number: int  # of the closure
     good: bool
@@ -34,11 +34,11 @@ class _Failure(NamedTuple):
 
 
 class ClosureFailed(InvalidArgument, RuntimeError):
-    """A closure raised what cannot be sent to other ranks."""
+    """A closure raised an error that cannot be sent to other ranks."""
 
 
 class TracebackOfRank(Exception):
-    """The cause of what a closure raised: its traceback on that rank."""
+    """The cause of an error that a closure raised: its traceback on that rank."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -64,7 +64,7 @@ class Closure:
 
 
 def result(closure: Closure, value: Any) -> Outcome:
-    """Tensors become numpy arrays."""
+    """The outcome of a closure that succeeded. Tensors become numpy arrays."""
     flat = [_as_numpy(each) for each in tf.nest.flatten(value)]
     return _made(closure, True, tf.nest.pack_sequence_as(value, flat))
 
@@ -98,7 +98,7 @@ def _sendable(closure: Closure, error: BaseException) -> bytes | None:
 
 
 def _without_operation(error: BaseException) -> BaseException:
-    """TensorFlow's errors have theirs, which is not sent."""
+    """The error without the operation of TensorFlow's errors, which is not sent."""
     if not isinstance(error, tf.errors.OpError):
         return error
     told: Any = error
@@ -111,7 +111,7 @@ def _without_operation(error: BaseException) -> BaseException:
 
 
 def cancelled(closure: Closure, by: Outcome) -> Outcome:
-    """Of one that was not begun, as another one had failed."""
+    """The outcome of a closure that was not begun, as another one had failed."""
     where = unsealed(by.data, _outcome_of(by.number)).where
     text = f"{closure.label} was cancelled, as {where} had failed; schedule it again if need be"
     error = tf.errors.CancelledError(None, None, text)

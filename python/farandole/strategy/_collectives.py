@@ -42,7 +42,7 @@ def reduce_all(reduce_op: Any, values: Sequence[Any], packs: Any = 0) -> list[An
         return list(values)
     mean = reduce_op == MEAN
     whole = [i for i, value in enumerate(values) if mean and not value.dtype.is_floating]
-    if whole:  # whole numbers have no mean on the way
+    if whole:  # integers are summed first, and then divided
         sums = reduce_all(SUM, values, packs)
         return [tf.cast(each / _world.size(), each.dtype) for each in sums]
     with tf.device("/cpu:0"):
@@ -62,7 +62,7 @@ _gradients: list[str] = []
 
 @contextmanager
 def gradients_of(names: Sequence[str]) -> Iterator[None]:
-    """What is reduced meanwhile are the gradients of these variables, which a step uses."""
+    """A context in which `reduce_all` reduces gradients of these variables, which a step uses."""
     _gradients[:] = names
     try:
         yield
@@ -111,7 +111,7 @@ def _joined(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _joined_texts(texts: tf.Tensor) -> tf.Tensor:
-    """They travel as their bytes, and how many each has."""
+    """Gathers texts as their bytes, with the length of each."""
     flat = tf.reshape(texts, [-1])
     sent = [tf.strings.length(texts), tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8)]
     lengths, codes = run(Request("all_gather", sent))
@@ -134,7 +134,7 @@ def _axis(axis: Any, rank: int | None) -> int:
 
 
 def from_replica_0(value: Any, name: str | None = None, note: str = "") -> tf.Tensor:
-    """Collective: its value on every replica."""
+    """Collective: replica 0's value, on every replica."""
     tensor = tensor_from(value, "the value to broadcast")
     if _world.size() == 1:
         return tensor

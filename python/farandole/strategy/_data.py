@@ -24,7 +24,7 @@ _SEED = (
 
 
 class Read(ReadBatches):
-    """Of one dataset.
+    """Compares the batches of one dataset between ranks, as the program reads them.
 
     Args:
         length: its batches, as TensorFlow tells: -1 for infinitely many, -2 if it does not know.
@@ -37,12 +37,12 @@ class Read(ReadBatches):
         self._lock = Lock()  # threads of TensorFlow call
         self._length: int | None = length  # None: compared
         self._batches = 0  # that the program has got
-        self._ends = 0  # that it has come to
+        self._ends = 0  # of passes, which it has come to
 
     def got(self, found: bool) -> None:
-        """The program has got a batch, or has come to the end. Collective in the first, second,
-        fourth, eighth, … batch, and at the end of each pass: how far ranks are, once how many
-        batches there are, and those that have come.
+        """Notes that the program has got a batch, or has come to the end of a pass. Collective in
+        the first, second, fourth, eighth, … batch, and at each end: ranks compare how far they are
+        and the batches so far, and once the number of batches.
 
         Raises:
             Mismatch: they differ; on every rank.

@@ -1,7 +1,7 @@
 """A step that runs eagerly: called without the strategy's scope being entered.
 
-A scope is for all that a program may do in it, and takes TensorFlow time to enter. What a step
-needs of it are its replica's context and device, and that variables which it makes are the
+TensorFlow takes time to enter a scope, which serves all that a program may do in it. A step needs
+little of that: its replica's context and device, and that variables which it makes are the
 strategy's.
 """
 
@@ -22,7 +22,7 @@ _AS_IT_IS = ag_ctx.Status.UNSPECIFIED
 
 
 class EagerSteps:
-    """Of one strategy.
+    """The eager steps of one strategy.
 
     Args:
         make_context: makes a replica's context.
@@ -30,13 +30,13 @@ class EagerSteps:
 
     def __init__(self, strategy: Any, device: str, make_context: Callable[[], Any]) -> None:
         self._strategy, self._device, self._make_context = strategy, device, make_context
-        self._contexts: list[Any] = []  # that nobody is in
+        self._contexts: list[Any] = []  # that no thread is in
         # A device that is named makes TensorFlow's functions slower, also where there is one alone.
         self._is_alone = len(tf.config.list_logical_devices()) == 1
 
     def are_possible(self) -> bool:
-        """Not in a function, a replica's context or another strategy's scope. There TensorFlow
-        does, or says, what is right."""
+        """False in a function, a replica's context or another strategy's scope: TensorFlow handles
+        or refuses these itself."""
         return (
             tf.executing_eagerly()
             and ag_ctx.control_status_ctx().status is _AS_IT_IS
@@ -44,7 +44,7 @@ class EagerSteps:
         )
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """On this process' replica."""
+        """Calls the function on this process' replica."""
         given, named = local_tree(args), local_tree(kwargs or {})
         try:
             context = self._contexts.pop()
@@ -74,6 +74,6 @@ class EagerSteps:
 
     @cached_property
     def _creator(self) -> Any:
-        """What makes variables in the scope: the last thing that has been put on a stack there."""
+        """The function that makes variables in the scope: the last one on the stack there."""
         with self._strategy.scope():
             return ops.get_default_graph()._variable_creator_stack[-1][1]

@@ -1,5 +1,5 @@
-"""What a strategy of ours does, in the interface that TensorFlow's strategies have: one replica in
-each process, and collectives between them."""
+"""The implementation of our strategies, in the interface of TensorFlow's: one replica in each
+process, and collectives between them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_is(function: Any) -> Any:
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
-    """Of this process' replica."""
+    """The context of this process' replica."""
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy, replica_id_in_sync_group=_world.rank())
@@ -60,7 +60,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
 
 
 class OneOfManyExtended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
-    """What all strategies of ours have: one device in each process, files by rank 0."""
+    """The base of all our strategies: one device in each process, and files by rank 0."""
 
     @property
     def should_checkpoint(self) -> bool:
@@ -80,7 +80,7 @@ class Extended(OneOfManyExtended):
         super().__init__(strategy, device)
         self.presence = Presence()
         self.inside_keras = False
-        self.alone = False  # what is read now is not read by the other ranks
+        self.alone = False  # the other ranks do not read now
         self.packing = packing
         self.eager = EagerSteps(strategy, device, lambda: ReplicaContext(strategy))
         self._made = 0  # variables
@@ -128,7 +128,7 @@ class Extended(OneOfManyExtended):
         mine.assign(collectives.from_replica_0(mine, label, note))
 
     def _label_of_new(self, variable: Any) -> tuple[str, str]:
-        """Of the operation that gives a new variable its value; and what ranks compare."""
+        """The operation that gives a new variable its value, by name; and the note to compare."""
         self._made += 1
         name = without_numbers(variable.name.partition(":")[0])
         note = f"variable '{name}' {variable.dtype.name} {variable.shape}"
@@ -164,7 +164,7 @@ class Extended(OneOfManyExtended):
     # ---- steps ----
 
     def call_for_each_replica(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """In the scope that `run` has entered, which takes time to enter once more."""
+        """Stays in the scope that `run` has entered, since to enter it again takes time."""
         inside = tf.distribute.in_cross_replica_context()
         if inside and tf.distribute.get_strategy() is self._container_strategy():
             return self._call_for_each_replica(fn, args, kwargs)
@@ -177,8 +177,8 @@ class Extended(OneOfManyExtended):
 
     @contextmanager
     def keras(self) -> Iterator[None]:
-        """Around a step of Keras', which by itself keeps metrics and moving averages, and weighs
-        what this rank's samples give."""
+        """A context for a step of Keras, which itself keeps metrics and moving averages, and
+        weights the results of this rank's samples."""
         before, self.inside_keras = self.inside_keras, True
         try:
             yield
@@ -187,7 +187,7 @@ class Extended(OneOfManyExtended):
 
     @contextmanager
     def by_itself(self) -> Iterator[None]:
-        """Around what this rank alone does: what is read is its own."""
+        """A context for work of this rank alone, which reads its own values."""
         before, self.alone = self.alone, True
         try:
             yield
@@ -197,7 +197,7 @@ class Extended(OneOfManyExtended):
     # ---- values of all replicas ----
 
     def reduce_list(self, reduce_op: Any, values: Sequence[Any], options: Any = None) -> list[Any]:
-        """Collective."""
+        """Collective: the sum or mean of each value over the replicas."""
         op = collectives.op_of(reduce_op)
         if self.alone:
             return [tf.convert_to_tensor(value) for value in values]
@@ -236,7 +236,7 @@ class Extended(OneOfManyExtended):
         return self.presence.received([collectives.gather(rows, axis)])[0]
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """What aggregation ONLY_FIRST_REPLICA assigns."""
+        """The value that aggregation ONLY_FIRST_REPLICA assigns."""
         if isinstance(tensor, float | int) or (
             destinations is not None and hasattr(destinations, "dtype") and is_counter(destinations)
         ):

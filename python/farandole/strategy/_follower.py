@@ -22,7 +22,7 @@ class Follower:
 
     Args:
         pair: with the chief.
-        run: what is done with a closure.
+        run: runs a closure.
     """
 
     leads = False
@@ -64,11 +64,11 @@ class Follower:
         return found
 
     def end(self, error: BaseException | None) -> None:
-        if error is None:  # else the chief hears why
+        if error is None:  # else the chief learns why
             self._pair.send(chief.LEAVE)
 
     def _next(self, kind: str, label: str) -> Any:
-        """What the chief's program was told at the call that this one is at."""
+        """The result that the chief's program got at this program's present call."""
         while not self._news:
             self._ask()
         said, at, result = self._news.popleft()

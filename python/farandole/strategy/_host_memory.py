@@ -89,7 +89,7 @@ class HostMemory:
         self._left[length] += self._buffers.pop(owner, [])
 
     def buffers(self) -> int:
-        """On rank 0: how many values have, all together."""
+        """On rank 0: the number of buffers of all values."""
         return sum(map(len, self._buffers.values()))
 
     def _dropped(self, begin: int, length: int, number: int) -> None:
@@ -105,7 +105,7 @@ class HostMemory:
         return any(memory[self._marks(at, length)])
 
     def _marks(self, at: int, length: int) -> slice:
-        """Of the ranks on a buffer, in its map."""
+        """The marks of the ranks on a buffer, as a slice of its map."""
         first = at + _padded(length)
         return slice(first, first + self._ranks)
 
@@ -122,7 +122,7 @@ class HostMemory:
         return begin
 
     def _bytes_of(self, length: int) -> int:
-        """Of a buffer: with a byte for each rank, in whole pages."""
+        """The size of a buffer with its marks, a byte for each rank: in whole pages."""
         return -(-(_padded(length) + self._ranks) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _mapped(self, begin: int, length: int) -> tuple[mmap.mmap, int]:

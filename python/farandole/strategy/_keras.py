@@ -84,8 +84,8 @@ def _refuse_in_scope(model: Any) -> None:
 
 
 def _warn_alone(model: Any) -> None:
-    """Once of a model of no scope that trains where a strategy has joined ranks, and nothing of
-    ours sums its gradients. Another strategy's scope is somebody's choice."""
+    """Warns once of a model of no scope that trains where a strategy has joined ranks, if nothing
+    of ours sums its gradients. Another strategy's scope is the user's choice."""
     from farandole.keras._wrapped import distributed_in
 
     if _world.size() == 1 or model._distribute_strategy is not None or _ALONE in vars(model):
@@ -102,10 +102,10 @@ def _warn_alone(model: Any) -> None:
 
 
 def _prepare_served(model: Any, name: str) -> bool:
-    """Whether servers have the variables: then they are taken as they are now.
+    """Whether servers have the variables; if so, this process takes their present values.
 
     Raises:
-        InvalidArgument: for what trains.
+        InvalidArgument: for a method that trains.
     """
     strategy = model._distribute_strategy
     if not on_servers(strategy):
@@ -121,7 +121,7 @@ def _prepare_served(model: Any, name: str) -> bool:
 
 
 def share_in(arguments: Any) -> Any:
-    """Of the data of a step of a shared model; None for others."""
+    """The share in the arguments of a shared model's step; None for other arguments."""
     if "farandole.keras.model" not in sys.modules or not isinstance(arguments, list | tuple):
         return None
     from farandole.keras._global.steps import unmarked
@@ -130,7 +130,7 @@ def share_in(arguments: Any) -> Any:
 
 
 def are_shared(dataset: Any) -> bool:
-    """Whether its elements are such data."""
+    """Whether the elements of a dataset carry such a share."""
     return share_in((getattr(dataset, "element_spec", None),)) is not None
 
 
@@ -148,7 +148,7 @@ def _kept(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
             return own(self, *args, **kwargs)
         if not shared.in_loop:
             return getattr(shared, name)(*args, **kwargs)
-        # A callback's; of those that write, rank 0 alone has some.
+        # A callback calls it. Rank 0 alone has some of those that write.
         if name.startswith("save") and _world.rank() != 0:
             return None
         with shared.strategy.extended.by_itself():
@@ -175,7 +175,7 @@ def _compiled(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_own_optimizer(model: Any, strategy: Any) -> None:
-    """Raises InvalidArgument, and the model is not compiled."""
+    """Raises InvalidArgument for an optimizer of no such scope, and the model is not compiled."""
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales losses
     if getattr(inner, "_distribution_strategy", strategy) is strategy:

@@ -7,7 +7,7 @@ decide by itself; and weights would have decayed where a rank is lost before the
 
 An optimizer that clips does that to the replica's own gradients, as with TensorFlow's strategies;
 one that accumulates sums in the pass that updates. There the sum stays where Keras has it, and
-what is summed is looked at (tensorflow/_finite.py).
+its terms are checked to be finite (tensorflow/_finite.py).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _taught(
 
 
 def _in_replica() -> bool:
-    """Of a loop: in a step of Keras' optimizers reduce by themselves."""
+    """Whether this is a replica in a loop. In a step of Keras optimizers reduce by themselves."""
     context = tf.distribute.get_replica_context()
     if context is None or not is_ours(context.strategy):
         return False
@@ -96,14 +96,14 @@ def _in_replica() -> bool:
 
 
 def _reduces(optimizer: Any) -> bool:
-    """By itself, before it looks at gradients."""
+    """Whether the optimizer reduces by itself, before it looks at gradients."""
     from farandole.keras._wrapped import Distributed
 
     return isinstance(optimizer, Distributed)
 
 
 def _summed(optimizer: Any, gradients: list[Any], variables: Any) -> list[Any]:
-    """But those that are values of variables (of float8), which each replica has."""
+    """Sums all gradients but values of variables (of float8), which each replica has."""
     variables = optimizer._trainable_variables if variables is None else list(variables)
     there = [
         i

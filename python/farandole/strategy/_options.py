@@ -19,19 +19,19 @@ _NCCL = "NCCL"
 
 @dataclass(frozen=True)
 class Packing:
-    """Which values are sent together."""
+    """How values are packed, to be sent together."""
 
     bytes_per_pack: int = 0  # 0: what is ready together, up to FARANDOLE_FUSION_BYTES
     packs: int = 0
 
     def of(self, values: Sequence[Any]) -> Any:
-        """For `reduce_all`."""
+        """The packs of values, for `reduce_all`."""
         if self.bytes_per_pack:
             return collectives.packed(values, self.bytes_per_pack)
         return self.packs
 
     def groups_of(self, variables: Sequence[Any]) -> Any:
-        """For a DistributedOptimizer of Keras variables: whose gradients are sent together."""
+        """The same of Keras variables, for a DistributedOptimizer: packs of gradients."""
         if not self.bytes_per_pack:
             return self.packs
         by_value = {id(variable.value): variable for variable in variables}
@@ -66,7 +66,7 @@ def refuse_nccl(options: Any) -> None:
 
 
 def packing_of(cross_device_ops: Any) -> Packing:
-    """What MirroredStrategy's argument asks for. Every sum is right for any number of replicas.
+    """The packing that MirroredStrategy's argument asks for. Sums are right with any of them.
 
     Raises:
         InvalidArgument: it is no algorithm that has a counterpart.

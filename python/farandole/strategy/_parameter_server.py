@@ -119,7 +119,7 @@ class ParameterServerStrategy(OneOfMany):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What it was made with."""
+        """The resolver with which the strategy was made."""
         return self._resolver
 
     @classmethod
@@ -161,7 +161,7 @@ class _Parts:
 
 
 def _told(partitioner: Any) -> dict[str, Any]:
-    """What ranks compare."""
+    """The partitioner's kind and settings, which ranks compare."""
     if partitioner is None:
         return {"variable_partitioner": None}
     plain = {k: v for k, v in vars(partitioner).items() if isinstance(v, int | float | str)}

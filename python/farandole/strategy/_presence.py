@@ -33,7 +33,7 @@ class Presence:
 
     @contextmanager
     def of(self, has_samples: Any) -> Iterator[None]:
-        """While a step runs, or is traced. None: it has, whatever happens."""
+        """A context for a step that runs, or is traced. None: it has samples in any case."""
         if has_samples is None:
             yield
             return
@@ -50,7 +50,7 @@ class Presence:
 
     @contextmanager
     def writing_alike(self) -> Iterator[None]:
-        """What variables are assigned meanwhile is the same on all replicas, and stays."""
+        """A context in which variables are assigned equal values on all replicas, which stay."""
         before, self.writes_alike = self.writes_alike, True
         try:
             yield
@@ -61,7 +61,7 @@ class Presence:
         return self._now if tf.executing_eagerly() else self._variable.read_value()
 
     def kept(self, values: Sequence[Any]) -> list[Any]:
-        """Tensors and slices, or zeros in their place."""
+        """The tensors and slices, or zeros in their place if this replica has no samples."""
         if self.certain:
             return list(values)
         return _kept(self._is_there(), values)
@@ -92,13 +92,13 @@ class Presence:
         return tf.cast(value / tf.cast(count, value.dtype), value.dtype)
 
     def returned(self, outputs: Any) -> Any:
-        """What a step gives: numbers become zero, and what has a row for each sample has none."""
+        """A step's outputs. Without samples, rows are left out, and other numbers become zero."""
         if self.certain:
             return outputs
         return tf.nest.map_structure(self._one_returned, outputs)
 
     def rows(self, value: Any) -> Any:
-        """The same of a value that is gathered."""
+        """The same for a value that is gathered."""
         if self.certain:
             return value
         return self._one_returned(value)
@@ -116,7 +116,7 @@ class Presence:
         return _choose(there, [value], [tf.zeros_like(value)])[0]
 
     def restore(self, variable: Any, before: tf.Tensor) -> None:
-        """After a write."""
+        """Undoes a write of a replica without samples."""
         if tf.executing_eagerly():
             if not self._now:
                 variable.assign(before)
@@ -125,12 +125,12 @@ class Presence:
 
     @property
     def certain(self) -> bool:
-        """Whether nothing of this replica need be kept from counting."""
+        """Whether this replica has samples for certain, so that all of its values count."""
         return not self.needed or (tf.executing_eagerly() and self._now)
 
     @property
     def certain_of_all(self) -> bool:
-        """The same of all replicas, which all know alike."""
+        """The same for all replicas; all of them give the same answer."""
         return not self.needed or (tf.executing_eagerly() and not self._in_step)
 
 
@@ -199,7 +199,7 @@ def _filled_eagerly(arguments: Any, flat: list[Any]) -> tuple[Any, Any]:
 
 
 def _may_be_empty(value: Any) -> bool:
-    """Of a tensor of a graph."""
+    """Whether a tensor of a graph may have no rows."""
     if not isinstance(value, tf.Tensor) or not value.shape.rank:
         return False
     return value.shape[0] in (0, None)

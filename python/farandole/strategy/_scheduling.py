@@ -1,4 +1,4 @@
-"""What a ClusterCoordinator does on the chief and on workers, whose programs are the same."""
+"""A ClusterCoordinator's work on the chief and on workers, whose programs are the same."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from farandole.strategy._served import Store
 
 
 class Own:
-    """What each worker has of its own, in the arguments of closures."""
+    """A value that each worker has of its own, in the arguments of closures."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Scheduling:
-    """Of one strategy.
+    """The scheduling of closures of one strategy.
 
     Args:
         strategy: in whose scope closures run.
-        worker: which speaks with the servers.
+        worker: the connection to the servers.
         pairs: of the chief with all workers, by rank; of a worker with the chief.
     """
 
@@ -60,7 +60,7 @@ class Scheduling:
         return closure
 
     def _prepare(self) -> str:
-        """Variables, for a closure; returns what ranks compare."""
+        """Prepares variables for a closure; returns a line that ranks compare."""
         new = self._store.tell_new()
         self._store.unsettle()
         return new
@@ -110,7 +110,7 @@ class Scheduling:
             return get(*args, **kwargs)
 
     def _run(self, closure: Closure) -> Outcome:
-        """On a worker."""
+        """Runs a closure on a worker."""
         try:
             concrete = self._concrete(closure)
             used = None if concrete is None else self._store.used_by(concrete.captured_inputs)
@@ -123,7 +123,7 @@ class Scheduling:
 
 
 def own_values(structure: Any) -> Any:
-    """The same with this worker's own values."""
+    """The structure with this worker's own values."""
     return tf.nest.map_structure(
         lambda each: each.value if isinstance(each, Own) else each, structure
     )

@@ -31,7 +31,7 @@ _CHANGING = ("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_
 
 
 class Sums:
-    """The servers' rule: what comes is added."""
+    """The servers' rule: changes are added."""
 
     def apply(self, variables: Any, gradients: Any, version: int) -> None:
         del version
@@ -49,7 +49,7 @@ class Sums:
 
 
 class ServedVariable(tf_variables.ResourceVariable):  # type: ignore[misc]  # TensorFlow has no types
-    """One of a ParameterServerStrategy's scope."""
+    """A variable of a ParameterServerStrategy's scope."""
 
     store: Store | None = None  # from when it is complete
     key = ""  # its name on the servers
@@ -71,7 +71,7 @@ class ServedVariable(tf_variables.ResourceVariable):  # type: ignore[misc]  # Te
             self.store.before_reading(self)
 
     def copy(self) -> np.ndarray:
-        """What this process has now."""
+        """The value that this process has now."""
         return np.asarray(super()._read_variable_op().numpy())
 
     def take(self, value: np.ndarray) -> None:
@@ -101,7 +101,7 @@ for _name in _REPLACING + _CHANGING:
 
 @dataclass
 class Habits:
-    """What a function was seen to do with variables: one that runs eagerly, or a graph."""
+    """The reads and writes of variables seen in a function, which runs eagerly or is a graph."""
 
     read: set[str] = field(default_factory=set)
     # Set without having been read before; with the graph that did it, which may be a branch.
@@ -122,8 +122,8 @@ class Store:
     """The variables of a strategy, on the chief and on workers.
 
     Args:
-        worker: which speaks with the servers. The first one is the chief's, which leads: what its
-            program writes is sent, and what others' programs write outside closures is not.
+        worker: the connection to the servers. The first worker is the chief's, which leads: its
+            program's writes are sent, and those of other programs outside closures are not.
         parts_of: into how many parts the servers cut a variable.
     """
 
@@ -146,8 +146,8 @@ class Store:
         self._listed.append(variable)
 
     def tell_new(self) -> str:
-        """The servers get variables that are new, and workers get their values; returns what ranks
-        are to have in common."""
+        """Adds new variables to the servers, and pulls their values on workers. Returns a line that
+        is to be equal on all ranks."""
         new = self._listed[self._known :]
         if new:
             values = {v.key: v.copy() for v in new}
@@ -173,7 +173,7 @@ class Store:
         """No closure runs: this process takes all values."""
         if self._settled:
             return
-        if self._leads:  # what was written past the methods of variables
+        if self._leads:  # for writes that bypassed the methods of variables
             self._send(self._on_servers(), set())
         self._pull(self._on_servers())
         self._settled = True
@@ -190,11 +190,11 @@ class Store:
 
     @contextmanager
     def closure(self, used: Collection[ServedVariable] | None, graph: Any) -> Iterator[None]:
-        """Around a closure on a worker. What it did is sent if it ends without an error.
+        """A context for a closure on a worker. Its changes are sent if it ends without an error.
 
         Args:
-            used: the variables that it has; None: any.
-            graph: that it is; None: it runs eagerly.
+            used: the variables that it uses; None: any.
+            graph: its graph; None: it runs eagerly.
         """
         variables = self._on_servers() if used is None else used
         self._fresh, self._eager = set(), Habits()
@@ -225,7 +225,7 @@ class Store:
                 )
 
     def _noted(self) -> tuple[list[Habits], int]:
-        """Of what runs now, or is traced, and what that is part of; and its graph's identity."""
+        """The habits of the closure or graph at work, and of outer graphs; the graph's id."""
         if tf.executing_eagerly():
             return ([] if self._eager is None else [self._eager]), 0
         habits, inner = [], tf.compat.v1.get_default_graph()
@@ -280,14 +280,14 @@ class Store:
     def _changed(
         self, variables: Collection[ServedVariable]
     ) -> Iterator[tuple[ServedVariable, np.ndarray, np.ndarray]]:
-        """Those whose copies differ from what the servers had: now, and before."""
+        """Variables that have changed, each with its value now and the servers' value before."""
         for variable in variables:
             now, before = variable.copy(), self._before[variable.key]
             if not np.array_equal(now, before):
                 yield variable, now, before
 
     def _send(self, variables: Collection[ServedVariable], replaced: Collection[str]) -> None:
-        """What has changed: values that replace others, and else the differences."""
+        """Sends changed variables: values if they replace others, and otherwise differences."""
         values: dict[str, np.ndarray] = {}
         changes: dict[str, np.ndarray | Rows] = {}
         for variable, now, before in self._changed(variables):

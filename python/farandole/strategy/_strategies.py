@@ -30,7 +30,7 @@ from farandole.strategy._presence import filled
 
 
 class Misused(InvalidArgument, RuntimeError):
-    """farandole's class, and what TensorFlow raises of contexts."""
+    """A wrong use of contexts: farandole's class, and the one that TensorFlow raises."""
 
 
 def teach_keras() -> None:
@@ -43,7 +43,7 @@ def teach_keras() -> None:
 
 
 class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types
-    """What all strategies of ours are: in each process there is one, of all together."""
+    """The base of all our strategies: the objects of all processes together are one strategy."""
 
     @as_is
     def scope(self) -> Any:
@@ -110,7 +110,7 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
 
 
 class _OneProcessAReplica(OneOfMany):
-    """Those that train synchronously. A replica is a process; its number is the rank."""
+    """A strategy that trains synchronously. A replica is a process; its number is the rank."""
 
     replicas_are_ranks = True  # for layers that sum over ranks
 
@@ -151,7 +151,7 @@ class _OneProcessAReplica(OneOfMany):
 
 
 def device_of(name: str, devices: Any) -> str:
-    """The one that this process computes on."""
+    """The device that this process computes on."""
     given = [devices] if isinstance(devices, str) else devices
     if given is None:
         found = tf.config.list_logical_devices("GPU")
@@ -237,7 +237,7 @@ class MultiWorkerMirroredStrategy(_OneProcessAReplica):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What it was made with."""
+        """The resolver with which the strategy was made."""
         return self._resolver
 
 

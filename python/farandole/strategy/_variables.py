@@ -44,7 +44,7 @@ class _Plain:
 
 
 class MirroredVariable(_Plain, tf_values.MirroredVariable):  # type: ignore[misc]
-    """One whose writes keep it alike on all replicas, unless its aggregation is NONE."""
+    """A variable whose writes keep it alike on all replicas, unless its aggregation is NONE."""
 
     def _update_replica(self, update_fn: Any, value: Any, **options: Any) -> Any:
         own = super()._update_replica
@@ -54,12 +54,12 @@ class MirroredVariable(_Plain, tf_values.MirroredVariable):  # type: ignore[misc
 
 
 class SyncOnReadVariable(_Plain, tf_values.SyncOnReadVariable):  # type: ignore[misc]
-    """One that each replica writes by itself, and that is reduced where it is read."""
+    """A variable that each replica writes by itself, and that is reduced where it is read."""
 
-    _held: Any = None  # what is read meanwhile
+    _held: Any = None  # the value of reads between hold() and let_go()
 
     def __getattr__(self, name: str) -> Any:
-        """Of this process': TensorFlow's would reduce a value to look for a name."""
+        """Looks in this process' variable: TensorFlow's would reduce a value to look for a name."""
         if "_values" not in vars(self):
             raise AttributeError(name)
         return getattr(local(self), name)
@@ -76,7 +76,7 @@ class SyncOnReadVariable(_Plain, tf_values.SyncOnReadVariable):  # type: ignore[
         return tf.gather_nd(self.read_value(), indices, name=name)
 
     def hold(self) -> None:
-        """Collective: until `let_go`, this is what is read."""
+        """Collective: until `let_go`, reads return the present value."""
         self._held = tf.identity(self._get_cross_replica())
 
     def let_go(self) -> None:
@@ -104,14 +104,14 @@ def on_servers(strategy: Any) -> bool:
 
 
 def local(value: Any) -> Any:
-    """What this process has of a distributed value."""
+    """This process' value of a distributed one."""
     if isinstance(value, tf_values.DistributedValues):
         return value.values[0]
     return value
 
 
 def local_tree(tree: Any) -> Any:
-    """The same of a structure: variables stay what they are."""
+    """The same for a structure: variables stay what they are."""
     if not any(isinstance(each, tf_values.DistributedValues) for each in tf.nest.flatten(tree)):
         return tree
     return tf.nest.map_structure(lambda v: v if isinstance(v, CREATED) else local(v), tree)

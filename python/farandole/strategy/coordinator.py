@@ -23,7 +23,7 @@ __all__ = [
 
 
 class RemoteValue(tf.distribute.coordinator.RemoteValue):  # type: ignore[misc]  # no types
-    """What a closure returns, once it has run: ``ClusterCoordinator.schedule`` returns one."""
+    """A closure's result, once it has run: ``ClusterCoordinator.schedule`` returns one."""
 
     def __init__(self, scheduling: Scheduling, closure: Closure) -> None:
         self._scheduling, self._closure = scheduling, closure
@@ -57,7 +57,7 @@ class PerWorkerValues(Own):
     which the closure gets that of the worker on which it runs."""
 
     def __iter__(self) -> Any:
-        """Of a dataset: each worker's iterator."""
+        """Each worker's iterator of its dataset."""
         return self if isinstance(self, _Iterator) else _Iterator(iter(self.value))
 
     def __next__(self) -> NoReturn:
@@ -68,7 +68,7 @@ class PerWorkerValues(Own):
 
     @property
     def element_spec(self) -> Any:
-        """Of a dataset, as ``tf.data.Dataset.element_spec``."""
+        """The structure of the dataset's elements, as ``tf.data.Dataset.element_spec``."""
         return self.value.element_spec
 
 
@@ -114,7 +114,7 @@ class ClusterCoordinator:
 
     @property
     def strategy(self) -> Any:
-        """What it was made with."""
+        """The strategy with which the coordinator was made."""
         return self._strategy
 
     def schedule(

@@ -39,15 +39,15 @@ class Request:
     postscale: float = 1.0
     root: int = 0
     splits: tf.Tensor | None = None  # all_to_all: int64, empty for equal ones
-    # Compared between ranks, line by line. Of parts of a step: the name of the barrier before them.
+    # Compared between ranks, line by line. For a part of a step: the name of the barrier before it.
     note: str = ""
     called: str = ""  # in its graph, once it has been made
 
 
 _Tensors = Sequence[tf.Tensor]
 
-# Gradients by kind: of a request, its results and their gradients. From _gradients.py, where they
-# are requests themselves.
+# Gradient functions by kind, of a request, its results and their gradients. _gradients.py adds
+# them; they make requests themselves.
 rules: dict[str, Callable[[Request, _Tensors, _Tensors], list[tf.Tensor]]] = {}
 
 
@@ -68,7 +68,7 @@ def tensor_from(value: Any, what: str) -> tf.Tensor:
 
 
 def variable_from(variable: Any, name: str) -> tf.Tensor:
-    """The value of what can be assigned to. Raises Refused."""
+    """The value of a variable. Raises Refused for an object without assign()."""
     if not hasattr(variable, "assign"):
         raise refused(f"'{name}' is {type_of(variable)}, not a variable")
     return tensor_from(variable, f"variable '{name}'")
@@ -148,7 +148,7 @@ def _async(raw: Any, request: Request) -> list[tf.Tensor]:
 
 
 def _in_pairs(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
-    """With gradients, which nothing could register: the two ops know only halves."""
+    """Adds gradients here, since none can be registered: each of the two ops knows only a half."""
     flat = [tensor for request in requests for tensor in request.tensors]
     weighs = any(request.kind == "weights" for request in requests)
     if weighs or not any(tensor.dtype.is_floating for tensor in flat):
@@ -172,7 +172,7 @@ def _in_pairs(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
 
 
 def gradient_of(request: Request, results: _Tensors, gradients: Sequence[Any]) -> list[Any]:
-    """Of an operation's results by its tensors. Raises Refused where there is none."""
+    """The gradients of an operation's results by its tensors. Raises Refused if it has none."""
     if request.kind not in rules:
         raise refused(f"{request.kind} has no gradient")
     dense = [
@@ -213,7 +213,7 @@ def _start_and_finish(raw: Any, requests: Sequence[Request]) -> list[list[tf.Ten
 
 
 def number_when_run(ask: Callable[[], int], name: str | None = None) -> tf.Tensor:
-    """What it answers (int32), when the graph runs."""
+    """The number (int32) that `ask` returns when the graph runs."""
     result = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
     result.set_shape([])
     return result
@@ -227,7 +227,7 @@ def members_when_run(number: int) -> Any:
 
 
 def place_when_run(number: int) -> Any:
-    """This rank's place among them, likewise."""
+    """This rank's position in a set, likewise."""
     if _graph.goes_on():
         return number_when_run(lambda: members_of(number)[1])
     return members_of(number)[1]
@@ -241,8 +241,8 @@ def _result_dtypes(request: Request) -> list[tf.DType]:
 
 
 def _set_shapes(request: Request, results: list[tf.Tensor]) -> None:
-    """What is known of the results' shapes while a graph is made: without the number of ranks where
-    that is before init(), or may change."""
+    """Sets the results' shapes as far as they are known while a graph is made. The number of ranks
+    is not known before init(), or where it may change."""
     known = _world.is_initialized() and not _graph.goes_on()
     ranks, place = members_of(request.set) if known else ([], -1)
     if request.kind in ("join", "step"):

@@ -20,8 +20,8 @@ from farandole.common._process_set import ProcessSet
 
 
 def scales_losses() -> bool:
-    """Whether the program's losses may be scaled, so that infinities, and NaN that come of them,
-    are no fault: what uses the gradients looks for them. A tape does not see who does."""
+    """Whether the program's losses may be scaled. Infinities, and NaN that come of them, are then
+    no fault: the user of the gradients looks for them. A tape does not see which user that is."""
     if tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"):
         return True  # of TensorFlow 1, whose rewriting of graphs scales losses
     keras: Any = sys.modules.get("keras")
@@ -30,12 +30,12 @@ def scales_losses() -> bool:
 
 
 class FiniteCheck:
-    """Of one reduction.
+    """The check of one reduction's gradients.
 
     Args:
         label: of the gradients.
         names: of all variables.
-        looked: which variable's gradient, and its values, as they are sent.
+        looked: for each gradient its variable's position, and its values as they are sent.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FiniteCheck:
         self.flag = tf.cast(tf.logical_not(tf.math.is_finite(total)), tf.float32)
 
     def judge(self, flag: Any) -> list[Any]:
-        """Collective where it is up on some rank.
+        """Collective if the flag is up on some rank.
 
         Args:
             flag: that of all ranks.

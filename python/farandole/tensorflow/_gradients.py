@@ -96,7 +96,7 @@ rules.update(
 
 
 def _request_of(op: Any, tensors: _Tensors) -> Request:
-    """What an op's attributes say."""
+    """The request that an op's attributes describe."""
 
     def text(attribute: str) -> str:
         value = op.get_attr(attribute)

@@ -20,9 +20,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def as_written(function: _F) -> _F:
-    """Decorates what users call: what is wrong is Refused, a wrong argument by name; and AutoGraph,
-    which would rewrite it and all that it calls while a function is traced (some seconds, for
-    nothing), leaves it alone."""
+    """Decorates functions that users call. Errors are Refused, which names a wrong argument.
+    AutoGraph leaves the function alone: to rewrite it and all that it calls would take some
+    seconds of tracing, for nothing."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def refused(message: str) -> Refused:
 
 
 class Unsupported(Refused, NotImplementedError):
-    """What is right in itself, and has no meaning here."""
+    """Input that is valid in itself, and has no meaning here."""
 
 
 def unsupported(message: str) -> Unsupported:
@@ -72,9 +72,9 @@ def check_place() -> None:
 
 
 def goes_on() -> bool:
-    """Whether what is being made runs in later worlds, too: then nothing of this one may be in it,
-    such as its size, and nobody may wait for the other ranks while it is made, since those that
-    have been here before have made theirs."""
+    """Whether the graph that is made runs in later worlds, too. Then it contains nothing of this
+    world, such as its size. Nor does a rank wait for others while it makes the graph, since ranks
+    of an earlier world have made theirs."""
     return _elastic.is_elastic() and not tf.executing_eagerly()
 
 
@@ -87,8 +87,8 @@ def refuse_in_dataset(graph: Any) -> None:
     """Raises Refused while a function of tf.data is made, or one that it calls.
 
     These run ahead of the program, several at once, and in an order of each rank's own: elements
-    would be reduced with others than their own. An iterator that goes waits for calls under way,
-    and those for ranks whose iterators have gone."""
+    would be reduced with the wrong ones. An iterator that ends waits for calls under way, and
+    these wait for ranks whose iterators have ended."""
     while graph is not None:
         if graph not in _in_dataset:
             _in_dataset[graph] = _is_of_dataset(graph)
@@ -108,10 +108,10 @@ def _is_of_dataset(graph: Any) -> bool:
 
 
 def _check_strategy(strategy: Any) -> None:
-    """One replica in this process computes what it would compute without a strategy."""
+    """Raises Refused unless this process has one replica, which computes as without a strategy."""
     if getattr(strategy.extended, "one_process_a_replica", False):  # farandole.strategy
         return
-    # Coordinators count the replicas of one worker, and run what we would be in elsewhere.
+    # Coordinators count the replicas of one worker, and run our operations in other processes.
     elsewhere = any("ParameterServer" in base.__name__ for base in type(strategy).__mro__)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1 and not elsewhere:
@@ -140,7 +140,7 @@ _scopes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def is_part(graph: Any) -> bool:
-    """Of a function (or graph of TensorFlow 1): a branch or a loop."""
+    """Whether a graph is a branch or a loop of a function (or graph of TensorFlow 1)."""
     return type(graph).__name__.lstrip("_").startswith(("Cond", "While"))
 
 
@@ -152,12 +152,12 @@ def function_of(graph: Any) -> Any:
 
 
 def unique_name(name: str | None, kind: str) -> str:
-    """What an operation is called: on every rank the same, as long as all make the same graph.
+    """The name of an operation: the same on every rank, as long as all make the same graph.
 
-    In a graph a name is made unique ("x", "x_1", …), and a nameless operation is called by its
-    place. The name of a function stands before those of its operations: it may be traced by
+    In a graph a name is made unique ("x", "x_1", …), and an operation without one is named by its
+    kind. The name of a function stands before those of its operations: it may be traced by
     itself or in another function, and runs beside that one's own operations. Eagerly a name is
-    taken as it is; for a nameless one the core counts.
+    taken as it is, and the core numbers operations without one.
     """
     if tf.executing_eagerly():
         return name or ""
@@ -183,13 +183,13 @@ def _scope_of(graph: Any) -> str:
 
 
 def _plain(name: str) -> str:
-    """Without the number of a function that TensorFlow makes for gradients."""
+    """The name without the number that TensorFlow gives to a function for gradients."""
     return re.sub(r"^__(forward|backward)_(.*)_\d+$", r"\1 of \2", name)
 
 
 def _qualified_name(graph: Any) -> str:
-    """What its class or maker calls the function that is traced into the graph: many are called
-    "call", and one may call another. Empty where TensorFlow's frames do not tell."""
+    """The name of the function that is traced into the graph, after that of its class or maker:
+    many are called "call", and one may call another. Empty if TensorFlow's frames do not tell."""
     function = _function_traced_into(graph)
     parts = str(getattr(function, "__qualname__", "")).split(".")
     named = [part for part in parts if part != "<locals>"]
@@ -197,7 +197,7 @@ def _qualified_name(graph: Any) -> str:
 
 
 def _function_traced_into(graph: Any) -> Any:
-    """What the user wrote; None where TensorFlow's frames do not tell."""
+    """The user's function; None where TensorFlow's frames do not tell."""
     frame = inspect.currentframe()
     while frame is not None:
         if (
@@ -210,7 +210,7 @@ def _function_traced_into(graph: Any) -> Any:
 
 
 def in_tensorflow_1() -> bool:
-    """Whether a graph is made whose ops somebody runs by hand, in a session."""
+    """Whether a graph of TensorFlow 1 is made, whose ops run in a session."""
     return not tf.executing_eagerly() and not is_function(tf.compat.v1.get_default_graph())
 
 
@@ -223,7 +223,7 @@ _only_if_used: list[None] = []
 
 @contextmanager
 def only_if_used() -> Iterator[None]:
-    """Operations that are made meanwhile run only where the function uses their results."""
+    """A context for making operations that run only where the function uses their results."""
     _only_if_used.append(None)
     try:
         yield
@@ -232,7 +232,7 @@ def only_if_used() -> Iterator[None]:
 
 
 def keep(results: list[Any]) -> None:
-    """An operation runs in every call of the function, also where nobody uses its results: the
+    """Makes an operation run in every call of the function, even if its results are not used: the
     other ranks do not know that."""
     outputs = getattr(tf.compat.v1.get_default_graph(), "control_outputs", None)
     if outputs is not None and results and not _only_if_used:

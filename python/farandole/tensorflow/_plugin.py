@@ -25,7 +25,7 @@ from farandole.tensorflow._graph import in_tensorflow_1
 # TensorFlow nothing but what it documents.
 TESTED = ("2.16", "2.21")
 
-# What TensorFlow must not order one after the other as it does other stateful ops.
+# Ops that TensorFlow must not order one after the other, as it does other stateful ops.
 _KINDS = "AllReduce AllGather Broadcast ReduceScatter AllToAll Barrier Join Step Weights Start"
 _UNORDERED = {f"Farandole{kind}" for kind in _KINDS.split()}
 
@@ -68,8 +68,8 @@ def ops() -> Any:
 
 @functools.cache
 def runs_unordered() -> bool:
-    """Tells TensorFlow not to order our ops; False where it cannot be told. It then neither runs
-    those whose results nobody uses."""
+    """Tells TensorFlow not to order our ops; False where that is not possible. Ops without an order
+    do not run if their results are not used."""
     try:
         # Private, and there from 2.4 to 2.21 at least.
         from tensorflow.python.framework import auto_control_deps
@@ -87,8 +87,8 @@ def runs_unordered() -> bool:
 
 
 def ready() -> None:
-    """Before an op is made: threads of TensorFlow find the world. A graph of TensorFlow 1 may be
-    built before there is one; what runs it then waits for none, and says so."""
+    """Shows TensorFlow's threads the world before an op is made. A graph of TensorFlow 1 may be
+    built before there is one; a session that runs it then does not wait for one, but fails."""
     if in_tensorflow_1() and not _world.is_initialized():
         _show_world_later()
     else:

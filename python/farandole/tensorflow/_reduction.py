@@ -33,13 +33,13 @@ from farandole.tensorflow._finite import FiniteCheck, scales_losses
 from farandole.tensorflow._weights import Compared
 from farandole.tensorflow.adasum import adasum_together
 
-# Which gradients, how to unpack them, are they slices.
+# The request, which gradients it has, how to unpack them, and whether they are slices.
 _Plan = tuple[Request, list[int], list[Any], bool]
 
 
 @dataclass(frozen=True)
 class Reduction(_reduction.Reduction):
-    """That of all frameworks, with what TensorFlow adds.
+    """The options of all frameworks, with those that TensorFlow adds.
 
     Raises:
         InvalidArgument: an argument is wrong, or they do not go together.
@@ -65,7 +65,7 @@ class Reduction(_reduction.Reduction):
 
     @property
     def members(self) -> int:
-        """Who is none of them is refused when it reduces."""
+        """The number of ranks that reduce. Another rank is refused when it reduces."""
         return len(members_of(self._set)[0])
 
     @property
@@ -74,7 +74,7 @@ class Reduction(_reduction.Reduction):
 
     @property
     def postscale(self) -> float:
-        """The engine divides by the ranks of now."""
+        """In a graph that goes on, the engine divides, by the ranks there are when it runs."""
         divides = self._divided and _graph.goes_on()
         return self.gradient_predivide_factor if divides else super().postscale
 
@@ -94,7 +94,7 @@ class Reduction(_reduction.Reduction):
             variables: what they are the gradients of: for ``groups``.
             names: of the variables.
             weights: compares their values, once the ranks' models are known to be alike.
-            finite: they are gradients that a step will use, and are looked at.
+            finite: a step will use these gradients, so they are checked.
 
         Raises:
             NumericsError: eagerly and by the setting, where some rank's are not finite; in a graph
@@ -128,8 +128,8 @@ class Reduction(_reduction.Reduction):
     def _checked(
         self, ours: Sequence[Any], plans: list[_Plan], names: Sequence[str], finite: bool
     ) -> tuple[FiniteCheck | None, int]:
-        """Puts its flag at the end of the last operation of dense gradients, whose number it gives:
-        the flag waits for all gradients, as that one probably does anyway."""
+        """Adds a check's flag to the last operation of dense gradients, whose position it returns.
+        The flag waits for all gradients, as that operation probably does anyway."""
         looked: list[tuple[int, Any]] = []
         for request, places, _, sparse in plans:
             values = [ours[i].values for i in places] if sparse else request.tensors
@@ -179,7 +179,7 @@ class Reduction(_reduction.Reduction):
     def _begun(
         self, note: str, weights: Compared | None
     ) -> tuple[Request, AbstractContextManager[Any]]:
-        """What begins a step, and a context for what comes after it."""
+        """The operation that begins a step, and a context for those after it."""
         opener = Request("barrier", [], f"{self.label} of a step", self._set, note=note)
         if tf.executing_eagerly():
             run(opener)
@@ -221,8 +221,8 @@ class Reduction(_reduction.Reduction):
     def _eager_plans(self, ours: Sequence[Any], note: str) -> list[_Plan]:
         dense = [i for i, g in enumerate(ours) if g is not None and not _is_sparse(g)]
         sparse = [i for i, g in enumerate(ours) if _is_sparse(g)]
-        # What is compared comes with the first operation, which is one of nothing on a rank that
-        # has no dense gradient: only equals meet.
+        # The note comes with the first operation, which is empty on a rank without dense gradients.
+        # So the first operations of all ranks are of one kind.
         plans = [self._dense_plan(ours, dense, self.label, note)]
         if sparse:
             plans.append(self._sparse_plan(ours, sparse, f"slices of {self.label}"))
@@ -242,7 +242,7 @@ class Reduction(_reduction.Reduction):
         return plans
 
     def _grouped(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Which gradients are one operation, in the order in which they probably come: the last
+        """Gradients grouped into operations, in the order in which they probably come: the last
         variable's is the first."""
         groups = self.groups if self.groups is not None else self.num_groups
         if isinstance(groups, int):
@@ -275,8 +275,8 @@ class Reduction(_reduction.Reduction):
 
 
 def all_or_none(gradients: list[Any], first: Sequence[Any] = ()) -> list[Any]:
-    """In a graph, where one may come and another fail: each is there once all of them are, and
-    `first`."""
+    """In a graph, makes each gradient wait for all of them and for `first`, since one may come and
+    another fail."""
     there = sum(g is not None for g in gradients)
     if tf.executing_eagerly() or there + len(first) < 2:
         return gradients
@@ -368,7 +368,7 @@ def _line(name: str, gradient: Any) -> str:
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """What variables are called: Keras' paths, TensorFlow's names, or their places, each once."""
+    """Unique names of variables: Keras' paths, TensorFlow's names, or their positions."""
     names: list[str] = []
     for place, variable in enumerate(variables):
         name = _name_of(variable, place)

@@ -14,8 +14,8 @@ from farandole.tensorflow._graph import unsupported
 
 
 def merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """With every index once. A batch has the frequent words many times, and ranks share them; who
-    squares rows (Adam, a norm) must see what a dense gradient has there."""
+    """The slices with every index once. A batch has frequent words many times, and ranks share
+    them. Code that squares rows (Adam, a norm) must see the values of a dense gradient."""
     values, indices = _added_up(slices.values, slices.indices)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
@@ -65,7 +65,7 @@ def results_of(
     op: int,
     process_set: ProcessSet,
 ) -> list[tf.IndexedSlices]:
-    """Of the rows of all ranks, in rank order, those that ranks share added up."""
+    """The gathered rows of all ranks, in rank order; rows that ranks share are added up."""
     size = members_when_run(number_of(process_set))
     results = []
     for i, each in enumerate(slices):
@@ -87,10 +87,10 @@ def _divided(values: tf.Tensor, size: Any) -> tf.Tensor:
 def reduce(
     slices: Sequence[tf.IndexedSlices], op: int, name: str | None, process_set: ProcessSet
 ) -> list[tf.IndexedSlices]:
-    """Their sum or mean over the ranks.
+    """The sum or mean of slices over the ranks.
 
-    First of all as an all-reduce of nothing, which says what they are: a rank whose tensors are
-    dense submits an all-reduce by that name, and the two would wait for each other for ever."""
+    An empty all-reduce comes first, whose note describes them. A rank whose tensors are dense
+    submits an all-reduce by that name, and would otherwise wait for ever, as the others would."""
     check_op(op)
     note = f"{len(slices)} tf.IndexedSlices"
     nothing = [tf.zeros([0])]

@@ -24,7 +24,7 @@ _RESOURCE = SimpleNamespace(_id="farandole's turn", op=SimpleNamespace(type="Non
 
 @functools.cache
 def are_known() -> bool:
-    """Tells TensorFlow; False where it cannot be told."""
+    """Registers our resolver with TensorFlow; False where that is not possible."""
     try:
         # Private, and the same in 2.16 and 2.21.
         from tensorflow.python.framework import auto_control_deps

@@ -89,7 +89,7 @@ class Accumulating(Distributed):
         )
 
     def _sums_for(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Made at the first call, outside of any function; a later call must be like it."""
+        """The sums, made at the first call, outside of any function. Later calls must be alike."""
         if self._sums is None:
             with tf.init_scope():
                 self._count = tf.Variable(0, trainable=False, dtype=tf.int64, name="passes")
@@ -108,7 +108,7 @@ class Accumulating(Distributed):
         return self._sums
 
     def _emptied(self, added: list[Any], sums: list[Any], variables: list[Any]) -> list[tf.Tensor]:
-        """What has been added up, reduced; the next pass begins at zero."""
+        """The sums, reduced; the next pass begins at zero."""
         factor = 1 / self._passes if self._average else 1.0
         totals = [None if a is None else a * tf.cast(factor, a.dtype) for a in added]
         with tf.control_dependencies([total for total in totals if total is not None]):

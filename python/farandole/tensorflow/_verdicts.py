@@ -1,7 +1,7 @@
-"""What an op of ours says of its failure is the first that a user reads.
+"""Puts the message of an op of ours first in TensorFlow's errors.
 
-TensorFlow tells a failed op by a stack trace of where it stands in its graph, and what the op said
-after that. Errors of TensorFlow are shown as before, unless one of ours is in them.
+TensorFlow shows a stack trace of where a failed op stands in its graph, and the op's message after
+that. Errors of TensorFlow are shown as before, unless one of ours is in them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def verdict_first(text: str) -> str:
 
 @functools.cache
 def come_first() -> None:
-    """From now on, in all ways in which an op fails: at once, in functions, sessions, and Keras."""
+    """Patches TensorFlow's errors: of ops that fail eagerly, in functions, sessions and Keras."""
     own = tf.errors.OpError.__str__
 
     def __str__(self: tf.errors.OpError) -> str:

@@ -1,7 +1,7 @@
 """Variables whose values ranks compare, eagerly and in graphs.
 
-First of all ranks compare their models, a line a variable, when a step runs; what waits for others
-before that would wait for ever where models differ. So values are compared after it. Eagerly that
+When a step runs, ranks first compare their models, a line a variable. An operation that waited
+before that would wait for ever where models differ, so values are compared after it. Eagerly that
 is a gather by name. In a graph the barrier that begins a step says whether weights are compared in
 it, and a branch behind it has the op that does: the core counts steps and looks at values, so that
 a graph calls no Python, and can be saved.
@@ -32,7 +32,7 @@ BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
 
 
 class Different(Mismatch, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """What an op says of a Mismatch, where there is no op: farandole's class and TensorFlow's."""
+    """A Mismatch without an op, as an op would raise it: farandole's class and TensorFlow's."""
 
     def __init__(self, error: Mismatch) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, str(error))
@@ -75,7 +75,7 @@ class Compared:
 
     @contextmanager
     def after_step(self) -> Iterator[None]:
-        """Around what reduces a step's gradients eagerly, which finds that models are alike.
+        """A context around the eager reduction of a step's gradients, which compares models.
 
         Raises:
             Different: weights are not.
@@ -91,14 +91,14 @@ class Compared:
                 raise Different(error) from None
 
     def add_to(self, opener: Request) -> None:
-        """It begins a step of a graph."""
+        """Makes the request begin a step of a graph, if weights are compared."""
         if self._period is not None:
             opener.kind, opener.prescale = "step", self._period
             opener.root = _number_of(self._held)
 
     def in_graph(self, opener: Request, begun: Any) -> Any:
-        """What a step waits for, once it has begun: the comparison, where it is due. Its error has
-        the text of the Mismatch."""
+        """The tensor that a step waits for once it has begun: the comparison, where it is due. Its
+        error has the text of the Mismatch."""
         if self._period is None:
             return begun
         lines = [opener.called, self._line, *(name.replace("\n", " ") for name in self._names)]
@@ -128,12 +128,13 @@ def _beginning_of(value: Any) -> Any:
 
 
 _numbers: dict[tuple[int, ...], tuple[int, list[weakref.ref[Any]]]] = {}
-# From one that graphs from files, which have numbers of other processes, hardly have.
+# From a random start, which graphs from files, with numbers of other processes, hardly have.
 _next_number = itertools.count(secrets.randbits(30))
 
 
 def _number_of(variables: Sequence[Any]) -> int:
-    """Of a model in this process, whatever graphs are made of it, in whatever worlds."""
+    """The number of a model in this process: the same in all graphs that are made of it, in all
+    worlds."""
     key = tuple(map(id, variables))
     number, refs = _numbers.get(key, (0, []))
     if not refs or any(ref() is None for ref in refs):
@@ -145,11 +146,11 @@ def _number_of(variables: Sequence[Any]) -> int:
 
 
 def _for_a_session() -> bool:
-    """In a graph of TensorFlow 1, or a branch in one."""
+    """Whether this is a graph of TensorFlow 1, or a branch in one."""
     with tf.init_scope():
         return not tf.executing_eagerly()
 
 
 def raw(variable: Any) -> Any:
-    """What a variable of Keras holds its value in; others are that themselves."""
+    """The variable in which one of Keras holds its value; other variables as they are."""
     return getattr(variable, "_value", variable)

@@ -61,7 +61,7 @@ def adasum_together(
 def _of_one_dtype(
     tensors: Sequence[tf.Tensor], label: str, number: int, size: int, beside: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """What they become, and the sums."""
+    """The folded tensors, and the sums."""
     widths = [-(-tf.size(tensor) // size) for tensor in tensors]  # of a rank's part
     columns = [
         tf.reshape(tf.pad(tf.reshape(tensor, [-1]), [[0, w * size - tf.size(tensor)]]), [size, w])

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Ours, where an op has told it in TensorFlow's words."""
+    """The world's error, if an op has failed by it; else the given one."""
     if isinstance(error, tf.errors.OpError) and not isinstance(error, Error):
         return verdict_behind(error)
     return error

@@ -65,7 +65,7 @@ def broadcast_variables(
         f"'{name}' {value.dtype.name} {value.shape}"
         for name, value in zip(names, values, strict=True)
     )
-    # One of nothing where there is no variable, so that ranks which have some are told.
+    # An empty broadcast if there is no variable, so that ranks which have some get an error.
     sent, number = values or [tf.zeros([0])], number_of(process_set)
     request = Request("broadcast", sent, "variables", number, root=root_rank, note=note)
     note_broadcast(map(raw, listed))

@@ -19,7 +19,7 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _Distributed:
-    """What stands before the tape's own class."""
+    """The mixin that stands before the tape's own class."""
 
     _reduction: Reduction
     _local: Local

@@ -56,7 +56,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return _joined(mean, variance, self._count(inputs, mask))
 
     def _count(self, inputs: Any, mask: Any) -> Any:
-        """Of values per channel on this rank."""
+        """The number of values per channel on this rank."""
         values = tf.size(inputs) / tf.shape(inputs)[self.axis]
         if mask is None:
             return values

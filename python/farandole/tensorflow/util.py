@@ -34,7 +34,7 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vars_to_refs(variables: Any) -> Any:
-    """Variables as what can be a key: by list or alone."""
+    """References to variables, which can be keys: of a list, or of one variable."""
     if isinstance(variables, tf.Variable):  # which calls itself iterable
         return variables.ref()
     if isinstance(variables, Iterable) and not isinstance(variables, str):
@@ -43,7 +43,7 @@ def vars_to_refs(variables: Any) -> Any:
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """What was given to ``vars_to_refs``."""
+    """The variables that ``vars_to_refs`` made these references of."""
     if isinstance(refs, (list, tuple)):
         return [refs_to_vars(r) for r in refs]
     return refs.deref() if hasattr(refs, "deref") else refs

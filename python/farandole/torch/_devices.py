@@ -1,4 +1,4 @@
-"""All that is asked of PyTorch about CUDA devices. The rest goes by what these functions say."""
+"""All queries of PyTorch about CUDA devices. Other modules go by what these functions return."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def device_of(tensor: torch.Tensor) -> int | None:
 
 
 def current_stream(device: int) -> int:
-    """Of this thread, as the driver knows it.
+    """The handle of this thread's current stream, as the driver knows it.
 
     Raises:
-        InvalidArgument: it is being captured.
+        InvalidArgument: the stream is being captured.
     """
     if is_captured(device):
         raise captured(device)
@@ -27,13 +27,13 @@ def current_stream(device: int) -> int:
 
 
 def current_stream_or_graph(device: int) -> int:
-    """The same for what may become part of the graph that it is being captured into."""
+    """The same for an operation that may become part of a graph, if the stream is captured."""
     stream: int = torch.cuda.current_stream(device).cuda_stream
     return stream
 
 
 def is_captured(device: int) -> bool:
-    """Whether what this thread puts into its stream becomes part of a CUDA graph."""
+    """Whether work that this thread queues on its stream becomes part of a CUDA graph."""
     if torch.cuda.current_device() == device:
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
@@ -57,13 +57,13 @@ def new_empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor if it lies there, else a copy. Waits for it."""
+    """The tensor if it is on the host, else a copy. Waits for the copy."""
     return tensor.cpu()
 
 
 def read_later(tensor: torch.Tensor) -> Callable[[], float]:
-    """The one number of a tensor, as it is when the work that is in this thread's stream now has
-    completed. Whoever calls what this gives waits for that."""
+    """A function that returns the one number of a tensor, as it is after the work now queued on
+    this thread's stream. Calling it waits for that work."""
     device = tensor.device
     here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     here.copy_(tensor, non_blocking=True)
@@ -90,14 +90,14 @@ def copied_to(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def finish_work(device: int) -> None:
-    """Waits until what this thread has put into its stream is done; in a graph nothing is."""
+    """Waits for the work that this thread has queued on its stream, unless that is captured."""
     if not is_captured(device):
         torch.cuda.current_stream(device).synchronize()
 
 
 def future_of(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[object]:
-    """One whose value has these: where they lie on devices, whoever waits for it comes after what
-    the thread that completes it has put into its streams."""
+    """A future whose value has these tensors. On devices, the waiting thread's streams wait for the
+    work that the completing thread has queued on its own."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     return torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
 

@@ -8,18 +8,18 @@ from farandole._numerics import INFINITE, NAN
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
-    """Finite where all of them are, unless their sum overflows."""
+    """The sum: finite where all values are, unless it overflows."""
     return values.sum(dtype=torch.float32) if values.dtype == torch.float16 else values.sum()
 
 
 def kind_of(total: torch.Tensor) -> int | None:
-    """Of one number. None: it is finite."""
+    """NAN or INFINITE, by the one number of `total`; None if it is finite."""
     number = total.item()
     return None if number - number == 0 else NAN if number != number else INFINITE
 
 
 def exact_kind(values: torch.Tensor, total: torch.Tensor) -> int | None:
-    """Of the numbers whose sum this is."""
+    """The same by the values themselves, as a sum of finite values may overflow."""
     if kind_of(total) is None or bool(torch.isfinite(values).all()):
         return None
     return NAN if bool(torch.isnan(values).any()) else INFINITE

@@ -28,7 +28,7 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
 
 
 def as_reals(tensor: torch.Tensor) -> torch.Tensor:
-    """Of complex numbers the same memory, as pairs of real ones: sums and means are theirs."""
+    """Complex numbers as pairs of real ones in the same memory: sums and means are the same."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -51,7 +51,7 @@ def check_tensor(tensor: Any, what: str, *, or_complex: bool = False) -> None:
 
 
 def check_on_host(tensor: Any, what: str) -> None:
-    """The same, and what lies on a device: for whoever works on the memory itself."""
+    """Refuses tensors on devices, too: for callers that work on the memory itself."""
     check_tensor(tensor, what)
     if _devices.device_of(tensor) is not None:
         raise InvalidArgument(
@@ -72,7 +72,7 @@ def borrow(tensor: Any, what: str = "tensor") -> Any:
 
 
 def pointed(tensor: torch.Tensor, *, in_graphs: bool = False) -> Any:
-    """The same of one that is known to be fit. `in_graphs`: what is done with it can be part of a
+    """The same of a tensor that was checked before. `in_graphs`: operations on it can be part of a
     CUDA graph."""
     dtype, device = DTYPE_NAMES[tensor.dtype], _devices.device_of(tensor)
     if device is None:
@@ -84,6 +84,6 @@ def pointed(tensor: torch.Tensor, *, in_graphs: bool = False) -> Any:
 
 
 def exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, name: str) -> None:
-    """One operation of the world, from its begin to its end; of nothing, none."""
+    """Runs one operation of the world to its end; does nothing for an empty tensor."""
     if mine.numel() > 0:
         _world.world().run(kind, borrow(mine), borrow(target), name=name)

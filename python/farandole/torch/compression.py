@@ -1,4 +1,4 @@
-"""What goes over the wire instead of a tensor."""
+"""Compressors of the tensors that are sent."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class GlobalBatch(worlds.Follower):
 
     @property
     def part(self) -> int:
-        """Which part of the present batch the loop has got: this rank, or a logical rank."""
+        """The number of the present part of the batch: this rank, or a logical rank."""
         return self._present().part
 
     def _present(self) -> Micro:
@@ -229,8 +229,8 @@ class GlobalBatch(worlds.Follower):
         return self._micro
 
     def count_of_part(self) -> float:
-        """What a mean loss over this rank's part of the present (micro-)batch is divided by; 0
-        where the rank has no samples."""
+        """The divisor of a mean loss over this rank's part of the present (micro-)batch; 0 where
+        the rank has no samples."""
         return self._counted(self._present())
 
     def _counted(self, micro: Micro) -> float:
@@ -286,9 +286,9 @@ class GlobalBatch(worlds.Follower):
     @overload
     def sum(self, value: float | Sequence[float]) -> float: ...
     def sum(self, value: Any) -> Any:
-        """The sum over ranks of a number or a tensor of this rank's part; of a rank without samples
-        nothing counts. Collective; not with several micro-batches, which ranks have differently
-        many of.
+        """The sum over ranks of a number or a tensor of this rank's part; a rank without samples
+        does not count. Collective. Not with several micro-batches, of which ranks may have
+        different numbers.
 
         Args:
             value: with ``logical_ranks``: in the last part, a list of those of all this rank's

@@ -87,7 +87,7 @@ class Metrics:
         return means
 
     def _rows(self) -> dict[str, list[tuple[float, float]]]:
-        """Of this rank's parts, by name, in the order of names."""
+        """The sums of this rank's parts, by name, in the order of names."""
         rows: dict[str, list[tuple[float, float]]] = {}
         for name, part in sorted(self._sums):
             rows.setdefault(name, []).append(self._sums[name, part])
@@ -99,7 +99,7 @@ class Metrics:
         self._epoch = _world.epoch()
 
     def _refuse_other_worlds(self) -> None:
-        """What a rank had added up is lost with it; and what was trained after a commit comes
+        """Refuses them, as a lost rank takes its sums with it, and batches after a commit come
         again."""
         if not self._sums:
             self._epoch = _world.epoch()

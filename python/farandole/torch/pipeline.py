@@ -186,11 +186,11 @@ class Pipeline(Reported):
 
     @property
     def micro_batches(self) -> int:
-        """Of a batch."""
+        """The number of micro-batches of a batch."""
         return self._micro_batches
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's, for an optimizer of any kind; each rank has its own."""
+        """This rank's parameters, for an optimizer of any kind; each rank has its own."""
         return self._module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -250,7 +250,7 @@ class Pipeline(Reported):
 
     @entry()
     def predict(self, inputs: Any) -> Any:
-        """What the last layer makes of a batch, on every rank, in the order of the samples; forward
+        """The last layer's outputs of a batch, on every rank, in the order of the samples; forward
         only, without gradients. Collective. Arguments and errors as in ``step``."""
         work = StageWork(self._stage, inputs, None)
         rows = self._forward(work)

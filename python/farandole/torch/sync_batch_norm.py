@@ -169,7 +169,7 @@ _synchronized_class: Callable[[type[_BatchNorm]], type[SyncBatchNorm]] = _cached
 
 
 def _checked_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """That of the program's class, which must reach SyncBatchNorm's."""
+    """Calls forward() of the program's class, which must reach SyncBatchNorm's."""
     vars(layer)["_reached"] = False
     result = layer._own.forward(layer, *args, **kwargs)
     if layer.training and not layer._reached and _is_shared():

@@ -33,7 +33,7 @@ def test_the_tests_of_errors_hold() -> None:
 
 
 def test_every_rank_raises_it(spawn: Callable[..., World]) -> None:
-    """The one that met it, and those that are told."""
+    """The rank that raises the error, and the ranks that are notified."""
     world = spawn(2, each=[{"FARANDOLE_TEST_DUMMY": "raise"}, {}])
     world.start(reduce)
     for outcome in world.outcomes():

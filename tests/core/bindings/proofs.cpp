@@ -48,8 +48,8 @@ std::string describe(const Shape& shape, Buffers buffers) {
          (buffers == Buffers::in_place ? ", in place: " : ", apart: ");
 }
 
-/// Proves one world, both ways where there are two, and compares the order with the planner's
-/// claim. Uneven shares may leave only such parts as happen to be folded in a better order.
+/// Proves one world, out of place and, where possible, in place, and compares the order with the
+/// planner's claim. With uneven shares the order may be better than claimed.
 void prove_into(Sweep& sweep, const Planner& planner, const Shape& shape) {
   const std::vector<Schedule> schedules = plan_world(planner, shape);
   for (const Buffers buffers : {Buffers::apart, Buffers::in_place}) {
@@ -66,7 +66,7 @@ void prove_into(Sweep& sweep, const Planner& planner, const Shape& shape) {
   }
 }
 
-/// What a sweep goes through.
+/// The values that a sweep combines into shapes.
 struct Ranges {
   std::vector<int> sizes;
   std::vector<size_t> counts;
@@ -77,7 +77,7 @@ struct Ranges {
   std::vector<std::vector<int>> host_of;
 };
 
-/// The shapes of one size before lanes, segments and root are put in.
+/// The shapes of one size, without lanes, segments and root.
 std::vector<Shape> shapes_of(Collective collective, const Ranges& ranges, int size) {
   std::vector<Shape> shapes;
   const bool even = ranges.uneven.empty() && ranges.leaves.empty() && ranges.host_of.empty();

@@ -1,4 +1,4 @@
-// What a message's seal costs (base/seal.h).
+// Measures the cost of sealing messages (base/seal.h).
 #include <pybind11/stl.h>
 
 #include <ctime>
@@ -19,7 +19,7 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Of this thread, for each message: at the end that sends it, and at the other one.
+/// This thread's processor time per message: to seal it at the sender, to open it at the receiver.
 std::pair<double, double> seconds_to_seal(size_t bytes, size_t messages) {
   Sealer here(Key{});
   Opener there(Key{});

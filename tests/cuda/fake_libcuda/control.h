@@ -1,4 +1,4 @@
-// What tests ask of the fake driver beyond CUDA's own functions. Its settings come from the
+// Controls of the fake driver, for tests, beyond CUDA's own functions. Its settings come from the
 // environment (FAKE_CUDA_DEVICES=2) or from configure("devices", "2"):
 //
 //   devices 1   version 99000   capability 90   memory 1073741824   name "Fake GPU"
@@ -34,11 +34,11 @@ struct FakeControl {
   /// The calls since then, one a line, in order: "cuMemAlloc_v2" is "cuMemAlloc".
   const char* (*log)();
   void (*clear_log)();
-  /// What was done wrong, a sentence a line; also what was left when a context ended.
+  /// Wrong uses, a sentence a line; also objects that were left when a context ended.
   const char* (*misuse)();
-  /// What is alive: "1 context, 2 streams"; empty when nothing is.
+  /// Objects that are alive: "1 context, 2 streams"; empty when none is.
   const char* (*alive)();
-  /// What is alive ends, and what was done wrong is forgotten: as by the end of a process.
+  /// Ends all objects and forgets wrong uses, as the end of a process does.
   void (*forget)();
 };
 

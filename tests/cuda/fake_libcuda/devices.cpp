@@ -143,7 +143,7 @@ FAKE_CUDA cuDevicePrimaryCtxRelease_v2(int device) {
     CUctx_st* const context = found->second;
     if (--context->retained > 0) return kSuccess;
     all.primary.erase(found);
-    // Of a lost context nothing can be freed but by its end.
+    // The objects of a lost context can only be freed by its end, so they are no leak.
     if (const std::string left = all.alive_in(context); !left.empty() && context->lost == 0)
       all.blame("a context ends with " + left);
     end_streams(lock, context);

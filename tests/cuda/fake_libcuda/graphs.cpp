@@ -15,7 +15,7 @@ namespace {
 constexpr int kInvalidated = 901, kUnmatched = 903;
 constexpr int kGlobal = 0;
 
-/// What may wait for other streams.
+/// Calls that may wait for other streams.
 constexpr std::array<std::string_view, 11> kUnsafe{
     "cuMemAlloc",         "cuMemFree",           "cuMemHostAlloc",    "cuMemFreeHost",
     "cuMemHostRegister",  "cuMemHostUnregister", "cuEventQuery",      "cuStreamQuery",
@@ -113,7 +113,7 @@ FAKE_CUDA cuGraphRetainUserObject(GraphHandle graph, UserObjectHandle object, un
   });
 }
 
-/// Of one that is not running.
+/// The graph must not be running.
 FAKE_CUDA cuGraphDestroy(GraphHandle graph) {
   std::vector<UserObjectHandle> objects;
   const int code = call("cuGraphDestroy", Needs::context, [&](State&, Lock&, CUctx_st*) {

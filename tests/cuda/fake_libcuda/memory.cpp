@@ -83,7 +83,7 @@ bool in_reach(const State& all, int device, int number) {
   return all.config.peers || all.visible[static_cast<size_t>(device)] == number;
 }
 
-/// What an IPC handle says.
+/// The contents of an IPC handle.
 struct Ipc {
   char magic[8];
   pid_t process;

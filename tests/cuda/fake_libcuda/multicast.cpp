@@ -22,7 +22,7 @@ MulticastTable* map_table(int descriptor) {
   return at == MAP_FAILED ? nullptr : static_cast<MulticastTable*>(at);
 }
 
-/// Memory of a member, mapped into this process: whoever has bound it may end, it stays.
+/// Memory of a member, mapped into this process: it outlives the process that has bound it.
 void* map_member(const MulticastTable& table, const MulticastTable::Member& member) {
   const int descriptor = open_again(member.process, member.descriptor);
   void* const at = ::mmap(nullptr, table.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

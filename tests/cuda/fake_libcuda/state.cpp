@@ -63,8 +63,8 @@ int failure_of(State& all, const char* name) {
   return kSuccess;
 }
 
-/// What kernels do, a driver's call reports: only then is the context lost. Other codes concern the
-/// driver (no device) or the call alone.
+/// Errors of kernels, which a later call reports, lose the context. Other codes concern the driver
+/// (no device) or the call alone.
 bool loses_context(int code) {
   return code == 214 || code == 220 || code == 226 ||
          (code >= 700 && code <= 721 && is_lasting(code));

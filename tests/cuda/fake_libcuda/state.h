@@ -63,7 +63,7 @@ struct Region {
   bool portable = true;     // registered: other contexts may have it, too
 };
 
-/// What all processes know of a multicast object: its memfd.
+/// A multicast object's state, which all processes share by its memfd.
 struct MulticastTable {
   enum class Bound : int { no, yes, not_any_more };
   struct Member {
@@ -179,9 +179,9 @@ struct State {
     return made.get();
   }
   void blame(const std::string& what) { misuse.push_back(what); }
-  /// Null where nothing, or not all of it, may be used; blames whoever uses what is gone.
+  /// Null where nothing, or not all of it, may be used; blames the use of memory that is gone.
   Region* region_of(const char* call, DevicePointer address, size_t bytes);
-  /// Whatever is alive in a context, or in all (null).
+  /// Objects that are alive in a context, or in all (null).
   std::string alive_in(const CUctx_st* context) const;
   size_t used_memory() const;
 };
@@ -198,11 +198,11 @@ void configure(State& state, const std::string& name, const std::string& value);
 enum class Needs { nothing, driver, context };
 using Lock = std::unique_lock<std::mutex>;
 
-/// The driver of a forked child does not work; in_forked_child() counts who asks.
+/// The driver of a forked child does not work; in_forked_child() counts its calls.
 bool is_forked_child();
 bool in_forked_child();
 
-/// What all calls begin with; a code other than kSuccess ends the call.
+/// The beginning of every call; a code other than kSuccess ends the call.
 int begin(State& state, const char* name, Needs needs);
 
 /// One call: body(state, lock, context).

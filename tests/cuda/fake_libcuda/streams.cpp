@@ -138,7 +138,7 @@ int wait_for_word(CUctx_st* context, DevicePointer address, uint32_t value, unsi
   }
 }
 
-/// The driver holds up whoever puts more into a stream than it has room for.
+/// The driver holds up a thread that puts more into a stream than it has room for.
 void wait_for_room(State& all, const CUstream_st& stream) {
   Lock lock(all.mutex, std::adopt_lock);  // the caller's
   all.changed.wait(lock, [&] {
@@ -221,7 +221,7 @@ FAKE_CUDA cuStreamSynchronize(StreamHandle stream) {
   });
 }
 
-/// Which farandole never calls: by it a program sees that nothing is left on a device.
+/// farandole never calls this: by it a program sees that no work is left on a device.
 FAKE_CUDA cuCtxSynchronize() {
   return call("cuCtxSynchronize", Needs::context, [](State& all, Lock& lock, CUctx_st* context) {
     const auto rests = [&](CUstream_st* stream) {

@@ -74,7 +74,7 @@ ContextHandle current_context() {
   return current;
 }
 
-/// Of the current context's device: this host and the bus id.
+/// The place of the current context's device: this host and the bus id.
 std::string place() {
   const char* const host = std::getenv("FAKE_NCCL_HOST");
   int device = 0;
@@ -367,7 +367,7 @@ FAKE_NCCL void fake_nccl_fail(const char* call, int nth, int code) {
 /// This rank does not come to meet the others.
 FAKE_NCCL void fake_nccl_hold(int hold) { held() = hold != 0; }
 
-/// What every communicator comes to, from now on.
+/// The asynchronous error of every communicator, from now on.
 FAKE_NCCL void fake_nccl_fail_later(int code) {
   const std::lock_guard lock(state().mutex);
   state().asynchronous = code;
@@ -378,7 +378,7 @@ FAKE_NCCL size_t fake_nccl_calls(const char* call) {
   return state().calls[call];
 }
 
-/// What was done wrong, and what is left; empty: nothing.
+/// Wrong uses, and objects that are left; empty if there are none.
 FAKE_NCCL const char* fake_nccl_left() {
   static std::string text;
   const std::lock_guard lock(state().mutex);

@@ -26,7 +26,7 @@ namespace farandole::cuda::fake_nccl {
 inline constexpr int kMostRanks = 8;
 inline constexpr size_t kSlotBytes = 1 << 16, kMailBytes = 1 << 12;
 
-/// What one rank sends to another: `written` and `read` count bytes.
+/// Data from one rank to another: `written` and `read` count bytes.
 struct Mail {
   std::atomic<uint64_t> written, read;
   std::byte data[kMailBytes];
@@ -39,7 +39,7 @@ struct Seat {
   std::byte slot[kSlotBytes];
   Mail to[kMostRanks];
 };
-/// What ranks share: zeroes at first.
+/// Memory that ranks share: zeroes at first.
 struct Table {
   Seat seats[kMostRanks];
 };

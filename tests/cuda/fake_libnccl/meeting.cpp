@@ -27,7 +27,7 @@ NcclUniqueId make_id() {
   return id;
 }
 
-/// Null where whoever has made the id is gone, or nobody has.
+/// Null if the process that has made the id is gone, or none has.
 Table* table_of(const NcclUniqueId& id) {
   Id made{};
   std::memcpy(&made, id.bytes, sizeof made);

@@ -1,4 +1,4 @@
-// What the fake NCCL runs in a stream.
+// The work that the fake NCCL runs in a stream.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -91,7 +91,7 @@ struct Collective {
   size_t width = width_of(task.type);
 
   std::byte* slot(int r) const { return all.table->seats[r].slot; }
-  size_t given() const {  // elements, by whoever gives
+  size_t given() const {  // elements, from each rank that gives
     return task.what == What::reduce_scatter ? task.count * static_cast<size_t>(all.size)
                                              : task.count;
   }
@@ -159,7 +159,7 @@ bool agree(Communicator& all, const Task& task) {
   return same;
 }
 
-/// Of several to and from others, all of which go on at once.
+/// One of several messages to and from others, all of which go on at once.
 struct Message {
   const Task& task;
   size_t done = 0, bytes = task.count * width_of(task.type);

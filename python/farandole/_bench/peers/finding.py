@@ -54,7 +54,7 @@ class Found:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, ranks: int) -> list[str]:
-        """What starts so many ranks of the command that follows it."""
+        """The words that start so many ranks of the command that follows them."""
         return [*self.launcher, str(ranks), *self._options(ranks)]
 
     def _options(self, ranks: int) -> list[str]:

@@ -45,7 +45,7 @@ class Hosts(NamedTuple):
 
 
 def command_over(found: Found, hosts: Hosts, folder: Path) -> list[str]:
-    """What starts the ranks of the command that follows it; leaves a script in `folder`."""
+    """The words that start ranks of the command after them; leaves a script in `folder`."""
     ranks = sum(count for _, count in hosts.ranks)
     if not found.peer.distribution:
         ours = ["-H", str(hosts), "--launcher", hosts.launcher]

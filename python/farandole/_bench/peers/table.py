@@ -1,4 +1,4 @@
-"""What is compared: a row per peer."""
+"""The libraries that are compared, a row each."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _INSECURE = {VARIABLE: "", "FARANDOLE_INSECURE": "1"}
 
 
 def main() -> int:
-    """The whole agent; returns its exit code, which nobody but a reader of logs needs."""
+    """Runs the whole agent; returns its exit code, which only readers of logs need."""
     streams = _take_streams()
     try:
         content = _receive_order(streams[0])
@@ -81,7 +81,7 @@ def _carry_out(
 
 
 def _secret(order: Order) -> tuple[dict[str, str], Callable[[], None]]:
-    """What the ranks are told of it, and what removes it."""
+    """The ranks' variables for the job's secret, and a function that removes the secret's file."""
     if not order.secret:
         return _INSECURE, lambda: None
     try:
@@ -104,7 +104,7 @@ def _take_streams() -> tuple[int, int]:
 
 
 def _receive_order(fd: int) -> dict[str, Any]:
-    """The first frame, behind which nothing comes before we have answered."""
+    """The first frame. The launcher sends nothing after it before the agent has answered."""
     deadline = time.monotonic() + _ORDER_TIMEOUT
     decoder = Decoder()
     while True:
@@ -146,7 +146,7 @@ def _seen(order: Order) -> address.Seen:
 
 
 def _environment(order: Order) -> dict[str, str]:
-    """This host's own, and over it what came along."""
+    """This host's environment, overridden by the variables of the order."""
     environment = {**os.environ, **order.environment}
     if path := order.environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(

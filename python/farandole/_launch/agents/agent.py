@@ -27,12 +27,12 @@ from farandole._launch.signals import STOPPING, Escalation, SignalPipe
 from farandole._launch.watchdog import WatchdogLost
 from farandole._launch.words import Word
 
-# More than this on its way to the launcher, and ranks are not read until it is less.
+# Bytes queued for the launcher beyond which the ranks' output is not read.
 _ENOUGH = 1 << 20
 
 
 class Agent:
-    """From an order that can be carried out to the end of its ranks."""
+    """Carries out one order, from the start of its ranks to their end."""
 
     def __init__(
         self, here: Here, patience: float, streams: tuple[int, int], lifeline: int,
@@ -218,7 +218,7 @@ class Agent:
             self._tell("remark", text=line)
 
     def _come_to_an_end(self) -> None:
-        """What ranks left is ended; then what they wrote is sent, up to where each pipe is dry."""
+        """Once no leftover process runs, sends the trace's files, then the rest of the output."""
         if self._here.finished and not self._left:
             self._left = True
             self._tell("left", out_of_memory=self._here.out_of_memory)
@@ -232,7 +232,7 @@ class Agent:
             self._tell("dry")
 
     def _are_parcels_sent(self) -> bool:
-        """No more of them at once than the launcher takes."""
+        """Queues parcels until the outbox is backlogged; returns whether all are queued."""
         while self._parcels is not None and not self._is_backlogged():
             if (piece := next(self._parcels, None)) is None:
                 self._parcels = None

@@ -1,7 +1,7 @@
-"""Which variables of the launcher's environment the ranks of other hosts get.
+"""Selects the variables of the launcher's environment that ranks on other hosts get.
 
-What a host sets for itself (HOME, USER, TMPDIR, XDG_…) stays its own. Everything else can be named
-with -x.
+Variables that a host sets for itself (HOME, USER, TMPDIR, XDG_…) stay its own. All others can be
+named with -x.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIXES = (
     "XLA_", "JAX_", "KERAS_", "TORCH_", "PYTORCH_",
 )  # fmt: skip
 
-# What every rank is given by its place, its job or its agent.
+# Variables that the launcher or an agent sets for every rank.
 _SET_HERE = {
     *rank_environment(0, [1]),
     *Rendezvous("", 0, "").environment(),
@@ -28,7 +28,7 @@ _SET_HERE = {
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that travel without being named."""
+    """The variables that are carried without being named."""
     return {
         name: value
         for name, value in environment.items()
@@ -37,7 +37,7 @@ def carried(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def named(words: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What `-x NAME` and `-x NAME=VALUE` ask for."""
+    """The variables that `-x NAME` and `-x NAME=VALUE` ask for."""
     found = {}
     for word in words:
         name, given, value = word.partition("=")

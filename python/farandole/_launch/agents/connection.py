@@ -59,7 +59,7 @@ class Connection:
         return found + ([(self.outbox.fd, WRITE)] if self.outbox.pending else [])
 
     def frames(self, ready: set[int]) -> Iterator[Message | Output | Parcel]:
-        """What has come on stdout; raises FrameError for what no agent says."""
+        """The frames that have come on stdout. Raises FrameError for bytes that no agent sends."""
         if self.ended or self._out not in ready:
             return
         data = _read(self._out)
@@ -83,24 +83,24 @@ class Connection:
         return _shown(whole)
 
     def last_words(self) -> str:
-        """What is left of stderr, in one line."""
+        """The rest of stderr, in one line."""
         lines = _shown(bytes(self._said[-_LAST_WORDS:]))
         self._said.clear()
         return "; ".join(line.strip() for line in lines if line.strip())
 
     def exit_code(self) -> int | None:
-        """Of the starter, once it has ended; negative: minus the signal."""
+        """The starter's exit code once it has ended; negative: minus the signal."""
         return self._process.poll()
 
     def hang_up(self) -> None:
-        """An agent ends its ranks, and goes, when its stdin ends."""
+        """Closes the agent's stdin, upon which the agent ends its ranks and itself."""
         self.outbox.drop()
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
 
     def close(self, patience: float) -> None:
-        """Behind hang_up(); what has not gone by itself after `patience` is killed."""
+        """After hang_up(): kills the starter if it has not ended within `patience` seconds."""
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:  # an agent beside us that was stopped, say

@@ -1,9 +1,9 @@
-"""What the launcher and an agent say to each other, over the agent's stdin and stdout.
+"""The protocol between launcher and agent, over the agent's stdin and stdout.
 
 A frame is its length (4 bytes, big-endian), its kind (1 byte) and its content: a JSON object; a
-rank's output behind the rank's number and which stream it is of; or a piece of a file, behind what
-names it, in JSON, and a zero. Output without bytes is the end of that stream. A length is checked
-before anything of that length is kept.
+rank's output after the numbers of the rank and the stream; or a piece of a file after its name in
+JSON and a zero byte. Output without bytes is the end of that stream. A length is checked before
+that many bytes are buffered.
 
     launcher to agent   order (the job), start, pass_on, signal_groups, tell_death (of a rank
                         elsewhere, too), end, finish, hurry, credit (so much of a stream was
@@ -50,7 +50,7 @@ class Parcel(NamedTuple):
 
 
 class FrameError(Exception):
-    """The other end does not speak this language."""
+    """The other end violates the protocol."""
 
 
 def message(kind: str, **content: Any) -> bytes:
@@ -70,7 +70,7 @@ def parcel(piece: Parcel) -> bytes:
 
 
 class Decoder:
-    """Bytes as they come, to frames."""
+    """Assembles frames from bytes as they arrive."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()

@@ -1,7 +1,7 @@
-"""What the ranks of another host write: from frames into pipes.
+"""Pipes that carry the output of another host's ranks, filled from the agent's frames.
 
-So whoever reads a rank's output does not know where it runs. A stream is sent no further than its
-reader has read: the agent is told how much that is.
+So the reader of a rank's output need not know where the rank runs. The agent sends a stream only as
+far as its credit goes, which the launcher renews as the stream is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Inlet:
         self.open = True
 
     def flush(self) -> int:
-        """Returns how much was taken."""
+        """Writes what fits into the pipe; returns how much."""
         done = self.box.flush()
         if self.ended and not self.box.pending:
             self.close()
@@ -38,7 +38,7 @@ class Inlet:
 
 
 class Taken(NamedTuple):
-    """What became of a stream since the last turn."""
+    """The progress of one stream since the last turn."""
 
     rank: int
     which: int  # 0: stdout, 1: stderr
@@ -47,13 +47,13 @@ class Taken(NamedTuple):
 
 
 class Inlets:
-    """Those of all ranks of a host."""
+    """The pipes of all ranks of a host."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[int, int], Inlet] = {}
 
     def add(self, rank: int) -> tuple[int, int]:
-        """The ends to read of its stdout and stderr."""
+        """Makes the rank's pipes; returns the read ends of its stdout and stderr."""
         out, err = Inlet(), Inlet()
         self._of[rank, 0], self._of[rank, 1] = out, err
         return out.reader, err.reader
@@ -82,11 +82,11 @@ class Inlets:
 
     @property
     def pending(self) -> bool:
-        """Whether readers have not taken all."""
+        """Whether some output still waits for its reader."""
         return any(inlet.open and inlet.box.pending for inlet in self._of.values())
 
     def end(self) -> None:
-        """No more will come."""
+        """Marks all streams as complete."""
         for inlet in self._of.values():
             inlet.ended = True
 

@@ -1,4 +1,4 @@
-"""What the launcher asks of an agent: one JSON object, the first frame that it is sent."""
+"""The launcher's order to an agent: one JSON object, in the first frame."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Order(NamedTuple):
 
     @property
     def secret_name(self) -> str:
-        """Of a directory, of which a machine may have one for each of its pretended hosts."""
+        """Name of the secret's directory: one for each host that a machine pretends to be."""
         return f"farandole-{self.marker}-{self.number}"
 
     def frame(self) -> bytes:
@@ -32,12 +32,12 @@ class Order(NamedTuple):
 
     @staticmethod
     def of(content: dict[str, Any]) -> Order:
-        """Of a launcher of this version; of others, `marker` and `version` alone are sure."""
+        """Reads an order of this version. Others share only `marker` and `version` with it."""
         return Order(**{name: content[name] for name in Order._fields})
 
 
 def version() -> str:
-    """Of this farandole; where it is installed, its core is not loaded for that."""
+    """The version of this farandole. If it is installed, its core is not loaded for that."""
     from importlib import metadata
 
     try:
@@ -49,5 +49,5 @@ def version() -> str:
 
 
 def package() -> str:
-    """Where this farandole lies."""
+    """The directory of this farandole, for PYTHONPATH."""
     return str(Path(__file__).parents[2])

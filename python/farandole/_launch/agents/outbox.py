@@ -8,7 +8,7 @@ _MOST_AT_ONCE = 1 << 18
 
 
 class Outbox:
-    """What is put is kept until the descriptor takes it."""
+    """A queue of bytes, written as the descriptor takes them."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -38,6 +38,6 @@ class Outbox:
         return done
 
     def drop(self) -> None:
-        """Nobody reads any more."""
+        """Discards all bytes, since nobody reads any more."""
         self.gone = True
         self._bytes.clear()

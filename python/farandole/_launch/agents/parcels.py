@@ -1,4 +1,4 @@
-"""What ranks of a host leave of a trace, on its way from the host's agent to the launcher.
+"""Sends the trace files of a host's ranks from the host's agent to the launcher.
 
 A parcel is one file of one rank: its part, or the readings of its clock. Both ends know from the
 job's environment where such files lie; the launcher's own are not written again.
@@ -21,7 +21,7 @@ _GRACE = 1.0  # seconds: files tell the time less exactly than clocks
 
 
 def folders(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Where ranks leave parts, by what they are parts of: "trace" or "timeline"."""
+    """The folders where ranks leave their parts, by kind: "trace" or "timeline"."""
     found = {}
     if trace := environment.get("FARANDOLE_TRACE"):
         found["trace"] = Path(trace).absolute()
@@ -40,7 +40,7 @@ def _timeline(environment: Mapping[str, str]) -> Path | None:
 def packed(environment: Mapping[str, str], ranks: range, since: float) -> Iterator[bytes]:
     """Frames with the files of these ranks that were written `since` (time.time) and are there.
 
-    Whoever receives a part has the readings of its clock already.
+    The readings of a rank's clock come before its part.
     """
     for what, folder in folders(environment).items():
         for rank in ranks:
@@ -59,7 +59,7 @@ def _pieces(what: str, path: Path) -> Iterator[bytes]:
 
 
 class Delivery:
-    """Of all hosts of a job, as it comes to the launcher."""
+    """Receives the trace files of all hosts of a job, at the launcher."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._folders = folders(environment)
@@ -69,7 +69,7 @@ class Delivery:
         self._changed: set[str] = set()  # of which one was not here
 
     def announce(self, ranks: int) -> None:
-        """The file is there, valid and empty, while the job runs; rank 0 may be elsewhere."""
+        """Makes the file, valid and empty, before the job: rank 0 may be on another host."""
         from farandole import _trace
 
         for what, folder in self._folders.items():
@@ -81,7 +81,7 @@ class Delivery:
                     _trace.announce(self._timeline, ranks)
 
     def take(self, parcel: Parcel, ranks: range) -> None:
-        """A piece, from the agent of these ranks. FrameError for what none of them leaves."""
+        """Stores a piece of a file. Raises FrameError if the file is none of `ranks`."""
         known = {f"rank-{rank}{end}" for rank in ranks for end in (".clock", ".jsonl")}
         if parcel.what not in self._folders or parcel.name not in known:
             raise frames.FrameError(f"a parcel {parcel.name!r:.40} of a {parcel.what!r:.40}")
@@ -106,10 +106,10 @@ class Delivery:
         self._came.add(parcel.what)
 
     def put_together(self) -> None:
-        """What came is merged with what is here.
+        """Merges the parts that came with those that are here.
 
         Raises:
-            TraceError: it cannot be read or written.
+            TraceError: the trace cannot be read or written.
         """
         from farandole import _trace
 

@@ -13,7 +13,7 @@ from farandole._launch.agents.address import is_address
 from farandole._launch.hosts import is_here, name_of
 from farandole._launch.job import Reach
 
-# As -m does, but for the folder of the job, whose files could be named like modules.
+# Like -m, but without the job's folder in sys.path: its files could be named like modules.
 AGENT = (
     "import runpy, sys; sys.path[:] = filter(None, sys.path); "
     "runpy.run_module('farandole._launch.agents', run_name='__main__')"
@@ -23,12 +23,12 @@ _CONNECTING = 1 / 3  # of the time that a host has to get ready: so ssh itself s
 
 
 def launcher_for(host: str, reach: Reach) -> str:
-    """The one that is asked for; 'here' where it is ssh, and the host is this machine."""
+    """The launcher that is asked for; 'here' if that is ssh and the host is this machine."""
     return "here" if reach.launcher == "ssh" and is_here(host) else reach.launcher
 
 
 def command_for(host: str, reach: Reach, timeout: float) -> list[str]:
-    """`host` has passed hosts.py's pattern."""
+    """The command that starts the agent. `host` has passed hosts.py's pattern."""
     launcher = launcher_for(host, reach)
     if launcher == "here":
         return [sys.executable, "-c", AGENT]
@@ -51,13 +51,13 @@ def _ssh(host: str, reach: Reach, *options: str) -> list[str]:
 
 
 def address_of(host: str) -> str:
-    """The one that was written down; empty where it is a name."""
+    """The host's address, if it was given as one; empty if as a name."""
     name = name_of(host)
     return name if is_address(name) else ""
 
 
 def advice_for(host: str, reach: Reach, code: int | None, said: str) -> str:
-    """What to do where the agent did not start: by how its starter ended and what it said."""
+    """Advice where the agent did not start, by its starter's exit code and output."""
     if "No module named" in said:
         return "install the same farandole for that Python, or name another with --remote-python"
     if reach.launcher == "netns" and f'exec of "{reach.python}"' not in said:

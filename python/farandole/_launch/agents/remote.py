@@ -1,4 +1,4 @@
-"""The ranks of another host, as its agent tells of them."""
+"""The ranks of another host, as its agent reports them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from farandole._launch.polling import earliest
 from farandole._launch.ranks import Rendezvous, describe_exit
 from farandole._launch.words import Word, printable
 
-# From the end of an agent's output until its starter (ssh) has ended and said why.
+# Seconds that a starter (ssh) has to end and say why, once its agent's output has ended.
 _LAST_WORDS = 1.0
-# At the end: until the starter of an agent that is lost has gone by itself.
+# At the end: seconds that the starter of a lost agent has to end by itself.
 _GOING_LOST = 1.0
 
 _MOST_SIGNAL, _MOST_CODE = 64, 255
@@ -173,7 +173,7 @@ class Remote(Place):
         self.dry = self._is_over and not self._inlets.pending
 
     def child_ended(self) -> None:
-        """Its stdout ends, too, and that is looked at."""
+        """Nothing to do: the end of the starter's stdout is noticed, too."""
 
     def _listen(self, connection: Connection, ready: set[int], now: float) -> None:
         connection.listen_to_stderr(ready)
@@ -278,7 +278,7 @@ class Remote(Place):
                 self._lose(f"its agent has not answered for {self._silence.limit:g} s")
 
     def _wait_for_last_words(self, connection: Connection, now: float) -> None:
-        """The agent's output has ended: that is well only when all was said."""
+        """The agent's output has ended, which is an error unless the agent was done."""
         if self._is_over:
             self._last_words = None
             return
@@ -291,7 +291,7 @@ class Remote(Place):
         self._lose(f"its agent is gone{how}" if self.ready else f"no agent started there{how}")
 
     def _lose(self, why: str) -> None:
-        """What the starter said belongs to it, and what can be done."""
+        """Reports the loss with the starter's last words and with advice, and hangs up."""
         if self.trouble:
             return
         assert self._connection is not None

@@ -46,7 +46,7 @@ def remove(name: str) -> None:
 
 
 def remove_all(marker: str) -> None:
-    """Those of all agents of an elastic job."""
+    """Removes the secrets of all agents of an elastic job."""
     for directory in Path(tempfile.gettempdir()).glob(f"farandole-{marker}-*"):
         shutil.rmtree(directory, ignore_errors=True)
 

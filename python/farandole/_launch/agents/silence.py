@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import Enum
 
 _ASK_EVERY = 1.0
-# Of an agent. At its end it may put a trace together, and does not answer meanwhile.
+# Seconds that an agent may be silent. At its end it may merge a trace, and not answer meanwhile.
 SILENCE, SILENCE_AT_END = 5.0, 60.0
-# Of the launcher, whose host may be gone without a word: then its connection does not end, either.
+# Seconds that the launcher may be silent: if its host vanishes, its connection does not end.
 SILENCE_OF_LAUNCHER = 60.0
-# Who did not run for so long has no right to complain of the other's silence.
+# A process that itself did not run for this long does not count the other end's silence.
 _OWN_PAUSE = 2.0
 
 
@@ -35,7 +35,7 @@ class Silence:
         return 0.0 if self._asked is None else self._asked + _ASK_EVERY
 
     def look(self, now: float) -> Next:
-        """What to do. To be called in every turn, once there is somebody to hear."""
+        """The next action. To be called in every turn, once the other end can be heard."""
         if self._asked is None or now - self._looked > _OWN_PAUSE:
             self._heard = now  # we did not listen
         self._looked = now

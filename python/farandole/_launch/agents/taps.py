@@ -1,4 +1,4 @@
-"""What ranks write, read no further than the launcher has room for."""
+"""Reads the output of ranks, no further than the launcher has room for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tap:
         self.open = True
 
     def read(self) -> bytes:
-        """Closes at the end, which is empty."""
+        """Reads what there is room for. At the end returns nothing, and closes."""
         data = os.read(self.fd, min(self.room, PIECE))
         self.room -= len(data)
         if not data:
@@ -32,7 +32,7 @@ class Tap:
 
 
 class Taps:
-    """Those of all ranks of this host."""
+    """The taps of all ranks of this host."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[int, int], Tap] = {}
@@ -43,7 +43,7 @@ class Taps:
             self._of[rank, which] = Tap(rank, which, fd)
 
     def readable(self) -> list[Tap]:
-        """Those that have room."""
+        """The taps that have room."""
         return [tap for tap in self._of.values() if tap.open and tap.room > 0]
 
     def read(self, ready: set[int]) -> Iterator[tuple[Tap, bytes]]:
@@ -57,7 +57,7 @@ class Taps:
         self._of[rank, which].room += count
 
     def unlimit(self) -> None:
-        """Nobody shows it any more; ranks may write, so that they can end."""
+        """Reads without limit once nobody shows the output, so that ranks can write and end."""
         self._is_unlimited = True
         for tap in self._of.values():
             tap.room = WINDOW
@@ -66,7 +66,7 @@ class Taps:
         self._of[rank, which].close()
 
     def close_dry(self) -> Iterator[Tap]:
-        """Closes those that have nothing to read now, for ranks that are dead."""
+        """Closes the taps that have nothing to read now. For ranks that are dead."""
         for tap in self._of.values():
             if tap.open and not wait([(tap.fd, READ)], 0.0):
                 tap.close()

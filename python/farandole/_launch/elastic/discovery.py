@@ -1,4 +1,4 @@
-"""Which hosts there are now, as a script of the user's says: Horovod's way to ask a cluster."""
+"""Asks a script of the user's which hosts there are now: Horovod's way to query a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Discovery:
     """Runs the script again and again, and never waits for it."""
 
     def __init__(self, script: str, slots: int, timeout: float) -> None:
-        """`slots`: of a host of which it says no number; `timeout`: seconds for one run."""
+        """`slots`: of a host without a number; `timeout`: seconds for one run."""
         self._script, self._slots, self._timeout = script, slots, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._said = bytearray()
@@ -89,7 +89,7 @@ class Discovery:
         return found
 
     def _reap(self, process: subprocess.Popen[bytes]) -> int:
-        """Its code; 0 where somebody has reaped it before us."""
+        """The script's exit code; 0 where somebody has reaped it before us."""
         assert process.stdout is not None
         process.stdout.close()
         self._process = None

@@ -13,7 +13,7 @@ Dial = Callable[[str, int], Place]  # of a host and its slots
 
 
 class _Rest:
-    """Of a host that could not be used."""
+    """How often a host was lost, and until when it is not dialed again."""
 
     def __init__(self) -> None:
         self.losses = 0
@@ -21,13 +21,13 @@ class _Rest:
 
 
 class Fleet:
-    """Which places there are. The supervisor gives them their turns, and starts workers there."""
+    """An elastic job's places. The supervisor gives them turns, and starts workers there."""
 
     def __init__(
         self, hosts: Mapping[str, int], dial: Dial, cooldown: Cooldown, start_timeout: float,
         discovery: Discovery | None,
     ) -> None:  # fmt: skip
-        """`hosts`: and their slots; where a script says which, none so far."""
+        """`hosts`: slots by host; empty so far if a script names the hosts."""
         self.places: list[Place] = []
         self.gone: list[Place] = []  # that are used no more
         self.discovery = discovery
@@ -47,7 +47,7 @@ class Fleet:
         return earliest([*resting, self.discovery.due() if self.discovery else None])
 
     def turn(self, ready: set[int], now: float) -> Iterator[str]:
-        """Dials hosts that have come; what the user should know of it."""
+        """Dials hosts that have come; yields remarks for the user."""
         if self.discovery is not None:
             found = self.discovery.turn(ready, now)
             if self.discovery.trouble != self._told:
@@ -73,7 +73,7 @@ class Fleet:
         return next((place for place in self.places if place.host == host), None)
 
     def slots(self) -> dict[str, int]:
-        """Of the hosts on which workers can be started."""
+        """The slots of hosts on which workers can be started."""
         return {
             place.host: self._wanted[place.host]
             for place in self.places
@@ -81,7 +81,7 @@ class Fleet:
         }
 
     def lose(self, place: Place, now: float) -> None:
-        """It is dialed again when it has rested."""
+        """Retires a place. Its host is dialed again after a cooldown."""
         rest = self._rests.setdefault(place.host, _Rest())
         rest.losses += 1
         rest.until = now + self._cooldown.after(rest.losses)

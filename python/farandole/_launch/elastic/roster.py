@@ -1,4 +1,4 @@
-"""Which workers an elastic job has, and when those that seek a place form its next world."""
+"""The workers of an elastic job, and when those that seek a place form its next world."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Roster:
     """The living workers. Methods take the time, and nothing here waits."""
 
     def __init__(self, first: int, least: int) -> None:
-        """`first`: how many workers the first world waits for; `least`: and every other one."""
+        """`first`: workers that the first world waits for; `least`: that every other one needs."""
         self.world = 0  # the number of the present one
         self.had_state = False  # some worker, of those that live or not
         self.ended_well = False  # a worker has: those that are left will, too
@@ -51,17 +51,17 @@ class Roster:
 
     @property
     def is_of_newcomers(self) -> bool:
-        """There are some, and nobody else."""
+        """Whether there are newcomers, and no other workers."""
         return bool(self._workers) and not any(w.world for w in self._workers.values())
 
     @property
     def members(self) -> list[Worker]:
-        """Of the present world, those that live."""
+        """The living members of the present world."""
         return [self._workers[number] for number in sorted(self._members)]
 
     @property
     def newcomers(self) -> list[Worker]:
-        """They seek a place, and are not in the present world."""
+        """Workers that seek a place and are not in the present world."""
         workers = self._workers.values()
         return [each for each in workers if each.seeks and each.number not in self._members]
 
@@ -76,7 +76,7 @@ class Roster:
 
     @property
     def is_anybody_on_the_way(self) -> bool:
-        """A worker that has been started, and does not seek yet."""
+        """Whether some worker has been started, and does not seek a place yet."""
         return any(not each.seeks and not each.world for each in self._workers.values())
 
     @property
@@ -96,8 +96,8 @@ class Roster:
         self._first = self._least
 
     def seek(self, worker: Worker, pid: int, world: int, has_state: bool, now: float) -> bool:
-        """It asks for a place, after that world. False where it has one already, and has not heard
-        of it."""
+        """Notes that a worker asks for a place after `world`. False if it has one already, and does
+        not know yet."""
         if not world and worker.pid not in (0, pid):
             self._begin_again(worker)
         worker.pid, worker.has_state = pid, has_state
@@ -109,12 +109,12 @@ class Roster:
         return True
 
     def _begin_again(self, worker: Worker) -> None:
-        """Its command has started the program once more: a newcomer."""
+        """The worker's command has started the program once more: a newcomer."""
         self._members.discard(worker.number)
         worker.world, worker.is_done, worker.has_failed = 0, False, False
 
     def wait_again(self, now: float) -> None:
-        """Who seeks has begun to wait now."""
+        """Restarts the waiting time of all workers that seek a place."""
         for worker in self.seeking:
             worker.since = now
 
@@ -122,21 +122,21 @@ class Roster:
         return [worker for worker in self._workers.values() if worker.host == host]
 
     def remove(self, worker: Worker) -> bool:
-        """It has ended; whether it was in the present world."""
+        """Removes a worker that has ended; returns whether it was in the present world."""
         self._workers.pop(worker.number, None)
         was_member = worker.number in self._members
         self._members.discard(worker.number)
         return was_member
 
     def leave_hosts(self, hosts: Iterable[str]) -> None:
-        """These are none of the job's any more."""
+        """Marks the workers on hosts that the job leaves."""
         left = set(hosts)
         for worker in self._workers.values():
             worker.leaves = worker.host in left
 
     @property
     def leaving(self) -> list[Worker]:
-        """Members on hosts that are left, where the others are enough."""
+        """Members on hosts that the job leaves, if the others are enough."""
         found = [worker for worker in self.members if worker.leaves]
         staying = len(self.members) - len(found) + len([w for w in self.newcomers if not w.leaves])
         return found if staying >= self.least else []
@@ -158,7 +158,7 @@ class Roster:
         return chosen
 
     def _able(self, most: int) -> list[Worker]:
-        """Those on hosts that are left are in it for as long as nobody else has the state."""
+        """Omits workers on hosts that are left, unless the rest lacks the state or is too small."""
         everyone = sorted(self.seeking, key=_seniority)
         if self.finished and not any(w.has_state or w.number in self._members for w in everyone):
             return []  # newcomers alone would train anew what others have trained
@@ -171,5 +171,5 @@ class Roster:
 
 
 def _seniority(worker: Worker) -> tuple[bool, int]:
-    """Who has the state comes first, then who came first."""
+    """Workers that have the state come first, then those that came first."""
     return not worker.has_state, worker.number

@@ -25,7 +25,7 @@ class _Slot:
 
 
 class Slots:
-    """Those of all hosts, in the order in which hosts were named."""
+    """The slots of all hosts, in the order in which hosts were named."""
 
     def __init__(self, cooldown: Cooldown) -> None:
         self._cooldown = cooldown

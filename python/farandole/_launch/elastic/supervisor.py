@@ -1,8 +1,8 @@
-"""What happens to an elastic job: a lost rank ends a world, and not the job.
+"""Runs an elastic job: a lost rank ends a world, and not the job.
 
-Workers are started in free slots, and ask for a place in a world. One is formed when all that live
-of the world before have asked, and there are enough. While ranks of a world train, they are told of
-workers that have come meanwhile, and leave it together at their next commit.
+Workers are started in free slots, and ask for a place in a world. A world is formed when all living
+members of the one before have asked, and there are enough workers. Ranks that train are notified of
+new workers, and leave their world together at their next commit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ElasticSupervisor(Supervisor):
                 self._fleet.retire(place)
 
     def _take_refusal(self, place: Place, now: float) -> None:
-        """It was never of use: of hosts that the user has named, that is an error."""
+        """A place that was never of use is an error if the user has named its host."""
         if self._fleet.discovery is None and self._roster.world == 0:
             raise LaunchError(place.trouble, place.exit_code)
         self._say(place.trouble)
@@ -106,7 +106,7 @@ class ElasticSupervisor(Supervisor):
         self._take_new_ranks()
 
     def _are_all_there(self, slots: Mapping[str, int]) -> bool:
-        """To begin with: workers are numbered in the order of hosts, not as these answer."""
+        """Whether the first workers can be numbered: in the order of hosts, not as these answer."""
         return all(p.started for p in self._places) and sum(slots.values()) >= self._job.ranks
 
     def _take_new_ranks(self) -> None:
@@ -223,8 +223,8 @@ class ElasticSupervisor(Supervisor):
             self._say(f"{rank.describe_end()} before it had a place: no other one is started")
 
     def _end_with(self, last: Rank) -> None:
-        """Nobody is left. A rank that has failed in training is made up for by others that have
-        come to its end; one that has failed later is not."""
+        """No worker is left. A failure in training is forgiven if other ranks have come to its end;
+        a later failure is not."""
         failed = self._failed_later or (None if self._roster.ended_well else last)
         if failed is not None and failed.exit_code:
             self._end_after_a_failure()
@@ -270,7 +270,7 @@ class ElasticSupervisor(Supervisor):
             self._say(f"{what}; the others wait until there are {least} again")
 
     def _remove(self, worker: Worker, how: str) -> None:
-        """Those that still wait for it in their world's beginning hear of it."""
+        """Removes a worker. Members that still wait for it in init() are notified."""
         if self._roster.remove(worker):
             self._tell(self._roster.members, worlds.broken(worker.world, how))
 
@@ -305,7 +305,7 @@ class ElasticSupervisor(Supervisor):
         self._say(f"world {self._roster.world}: {numbers}")
 
     def _tell_of_changes(self, now: float) -> None:
-        """The ranks of a world that goes on, of workers that have come, and of hosts that go."""
+        """Notifies the ranks of a running world of new workers, and of hosts that leave."""
         change = self._timing.change(now)
         if change is not None:
             only_fewer = change.newcomers == 0
@@ -315,7 +315,7 @@ class ElasticSupervisor(Supervisor):
     # -- waiting ------------------------------------------------------------------------------
 
     def _end_the_wait(self, now: float) -> None:
-        """Time is up: goes on without whoever is late, or gives up."""
+        """Time is up: goes on without the late workers, or gives up."""
         roster = self._roster
         late = roster.awaited
         if roster.is_world_over and late:
@@ -365,7 +365,7 @@ class ElasticSupervisor(Supervisor):
             place.kill(worker.number)
 
     def _tell_places_of_death(self, worker: Worker, rank: Rank) -> None:
-        """By its rank in the present world, as its peers know it."""
+        """Reports a death by the rank in the present world, as peers know it."""
         if worker.world != self._roster.world:
             return
         dead = Rank(worker.rank, rank.pid, rank.host)

@@ -1,4 +1,4 @@
-"""When an elastic job's next world is due: how long who waits for whom."""
+"""When an elastic job's next world is due, and how long workers wait for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Change(NamedTuple):
 
 
 class Timing:
-    """Looks at the roster, and remembers of what ranks were told."""
+    """Derives times from the roster, and remembers what ranks were told."""
 
     def __init__(self, roster: Roster, terms: Elastic, began: float) -> None:
         self._roster, self._terms, self._began = roster, terms, began
@@ -33,21 +33,21 @@ class Timing:
         return earliest(time for time in times if time is not None and time > then)
 
     def first_world(self) -> float | None:
-        """When it no longer waits for those that it does not need."""
+        """When the first world no longer waits for workers that it does not need."""
         roster = self._roster
         if roster.world or not roster.seeking or not roster.is_anybody_on_the_way:
             return None
         return _since(roster.seeking) + _GATHERING
 
     def end_of_wait(self) -> float | None:
-        """When what is needed for the next world must have come."""
+        """The deadline for the workers that the next world needs."""
         roster = self._roster
         if roster.is_world_over or (not roster.members and roster.seeking):
             return _since(roster.seeking) + self._terms.timeout
         return self._began + self._terms.timeout if roster.world == 0 else None
 
     def change(self, now: float) -> Change | None:
-        """What the ranks of the present world shall be told now. Newcomers are told of together:
+        """The change to report to the present world's ranks now. Newcomers are reported together:
         when nobody else is on the way, or they have waited for long."""
         roster = self._roster
         if roster.is_world_over or roster.finished or not roster.members:
@@ -64,7 +64,7 @@ class Timing:
         return found
 
     def _newcomers(self) -> float | None:
-        """When ranks are told of those that have come; None also where they were."""
+        """When ranks are told of newcomers; None if there are none, or ranks know of them."""
         roster, told = self._roster, self._told
         if not roster.newcomers or roster.is_world_over:
             return None

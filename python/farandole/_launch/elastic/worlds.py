@@ -1,4 +1,4 @@
-"""What the ranks of a world find in their environment, and what a worker is told."""
+"""The environment of a world's ranks, and the messages to its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole._launch.ranks import Rendezvous, rank_environment
 
 
 def of_worker(number: int) -> dict[str, str]:
-    """What a worker finds before it has a place."""
+    """The variables of a worker that has no place yet."""
     return {"FARANDOLE_WORKER": str(number)}
 
 
@@ -32,7 +32,7 @@ def places(
     workers: Sequence[Worker], world: int, rendezvous: Rendezvous, inherited: Mapping[str, str],
     *, pretended: bool,
 ) -> Iterator[tuple[Worker, str]]:  # fmt: skip
-    """Words for each rank of a world, which are in the order of their ranks.
+    """The message for each rank of a world, in the order of ranks.
 
     Args:
         inherited: what all workers have in their environment.
@@ -50,12 +50,12 @@ def places(
 
 
 def broken(world: int, why: str) -> str:
-    """It cannot be: for those of its ranks that still wait for the others."""
+    """The world cannot form: for those of its ranks that still wait for the others."""
     return _words(world=world, broken=why)
 
 
 def wanted(world: int, *, only_fewer: bool) -> str:
-    """Another one shall follow it."""
+    """Another world shall follow this one."""
     return _words(world=world, wanted=True, only_fewer=only_fewer)
 
 

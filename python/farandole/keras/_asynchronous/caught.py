@@ -1,4 +1,4 @@
-"""What a worker has in place of its optimizer: it keeps the gradients, and changes no weight."""
+"""Replaces the optimizer on a worker: it keeps the gradients, and changes no weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ keras: Any = _keras  # untyped
 
 
 class Caught(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Works within compiled steps of every backend, since gradients go to variables."""
+    """Keeps gradients in variables, so it works within the compiled steps of every backend."""
 
     def __init__(self) -> None:
         super().__init__(learning_rate=0.0, name="caught")
@@ -40,8 +40,8 @@ class Caught(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @property
     def gradients(self) -> list[Any]:
-        """Of the last step, as numpy arrays in the order of the variables; None where there is
-        none."""
+        """The last step's gradients, as numpy arrays in the order of the variables; None where a
+        variable had none."""
         return [
             keras.ops.convert_to_numpy(kept) if has else None
             for kept, has in zip(self._kept, self._has, strict=True)

@@ -1,4 +1,4 @@
-"""Batches by their numbers: which samples a step of all workers' together is of."""
+"""Maps the number of a step, counted over all workers, to its batch of samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Batch = tuple[Any, Any, Any]  # x, y, sample_weight
 
 
 class Arrays:
-    """All ranks have all samples; a batch's are the same whoever takes it."""
+    """Arrays of which every rank has all samples. A batch is the same on any worker."""
 
     def __init__(self, data: Batch, batch_size: int, shuffle: bool, seed: int) -> None:
         self._data = data
@@ -56,7 +56,7 @@ class Numbered:
 
 
 class Own:
-    """What can only be read in order: each worker has its own, and takes its next batch."""
+    """A dataset that can only be read in order: each worker reads its own, batch after batch."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -84,7 +84,7 @@ Source = Arrays | Numbered | Own
 def source_of(
     x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool, seed: int
 ) -> Source:
-    """Raises InvalidArgument for what is none."""
+    """Raises InvalidArgument if `x` gives no batches, or another argument does not go with it."""
     if isinstance(x, keras.utils.PyDataset):
         found: Source = Numbered(x)
     elif all(
@@ -105,7 +105,7 @@ def source_of(
 
 
 def unpacked(batch: Any) -> Batch:
-    """As numpy arrays."""
+    """Inputs, targets and weights, as numpy arrays."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if not 1 <= len(parts) <= 3:
         raise InvalidArgument(f"fit: a batch has {len(parts)} parts; x, y, sample_weight")

@@ -26,7 +26,7 @@ class Steps:
         self._lookups = Lookups(model, variables)
 
     def take_weights(self, rows: Mapping[str, np.ndarray] | None = None) -> None:
-        """All of them, but of those in `rows` these rows."""
+        """Pulls all weights; of the variables in `rows` only these rows."""
         for name, value in self._worker.pull(rows=rows).items():
             if rows and name in rows:
                 assign_rows(self._variables[name], rows[name], value)
@@ -55,8 +55,8 @@ class Steps:
 
     @contextmanager
     def _catching(self) -> Iterator[None]:
-        """The optimizer is the model's own for everybody else: for callbacks that save it. And
-        metrics go on from batch to batch."""
+        """Replaces the optimizer for one batch only, since callbacks may save the model's own.
+        Metrics accumulate from batch to batch."""
         own = vars(self._model)
         before = own["optimizer"]
         own["optimizer"], own["reset_metrics"] = self._caught, lambda: None
@@ -68,7 +68,7 @@ class Steps:
 
 
 class Validation:
-    """What is evaluated after epochs, by each worker on its own."""
+    """Evaluates the model after epochs, on each worker by itself."""
 
     def __init__(self, data: Batch | Any, batch_size: int | None, steps: int | None, every: Any):
         self._data, self._batch_size, self._steps, self._every = data, batch_size, steps, every
@@ -111,7 +111,7 @@ def train(
         callbacks.on_epoch_begin(epoch)
         logs: dict[str, float] = {}
         done = 0
-        # One that died may have left a step of an epoch before.
+        # A worker that died may have left a step of an earlier epoch.
         while number is not None and epochs[number // each] <= epoch and not model.stop_training:
             callbacks.on_train_batch_begin(done)
             logs = steps.run(source.batch(epochs[number // each], number % each), class_weight)
@@ -120,7 +120,7 @@ def train(
             done += 1
             number = next(numbers, None)
         steps.take_weights()
-        worker.rest()  # while this evaluates, nobody waits for it
+        worker.rest()  # no worker waits for this one while it evaluates
         logs |= validation.after(epoch, model)
         callbacks.on_epoch_end(epoch, logs)
         source.end_epoch()

@@ -1,4 +1,4 @@
-"""Which rows of embeddings a batch looks up: a worker fetches these, and no others."""
+"""Finds the rows of embeddings that a batch looks up, so that a worker fetches no others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ keras: Any = _keras  # untyped
 
 
 class _Indices(NamedTuple):
-    """Of one use of a table: how they follow from a batch's inputs."""
+    """One use of a table: how its indices follow from a batch's inputs."""
 
-    inputs: list[int]  # places among the model's
+    inputs: list[int]  # positions among the model's
     compute: Any  # from these; None where it is the input itself
 
 
 class Lookups:
-    """Of a sequential or functional model the large tables of its ``Embedding`` layers, where the
-    indices follow from a batch's inputs without a weight.
+    """The large tables of ``Embedding`` layers whose indices follow from inputs without a weight.
 
-    A gradient in a row that was not looked up means that something else reads the table, such as a
-    loss or a ``Lambda``: from then on all of it is fetched.
+    Models are sequential or functional. A gradient in a row that was not looked up means that
+    something else reads the table, such as a loss or a ``Lambda``: then all of it is fetched.
     """
 
     def __init__(self, model: Any, variables: Mapping[str, Any]) -> None:
@@ -41,14 +40,14 @@ class Lookups:
                     self._of[name] = found
 
     def of(self, x: Any, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """By the tables' names the rows, each once and in order, that inputs `x` look up."""
+        """The rows that inputs `x` look up, by the tables' names: each once, and in order."""
         if not self._of:
             return {}
         inputs = self._graph._standardize_inputs(x)
         rows = {}
         for name, uses in self._of.items():
             found = np.unique(np.concatenate([_evaluated(use, inputs) for use in uses]))
-            # What is out of range is for the framework to say.
+            # The framework reports indices that are out of range.
             if len(found) and found[0] >= 0 and found[-1] < variables[name].shape[0]:
                 rows[name] = found
         return rows
@@ -96,7 +95,7 @@ def _has(layer: Any, variable: Any) -> bool:
 
 
 def _sources_of(tensor: Any) -> list[Any] | None:
-    """The inputs that it comes from; None where a layer with weights is between."""
+    """The inputs that a tensor depends on; None if a layer with weights is in between."""
     operation, index, _ = tensor._keras_history
     node = operation._inbound_nodes[index]
     if not node.input_tensors:
@@ -120,7 +119,7 @@ def _evaluated(use: _Indices, inputs: list[Any]) -> np.ndarray:
 
 
 def rows_with_values(gradient: Gradient) -> np.ndarray:
-    """Which rows are not zero."""
+    """The indices of rows that are not zero."""
     if isinstance(gradient, Rows):
         return np.asarray(gradient.indices, np.int64)
     touched: Any = gradient.any(axis=tuple(range(1, gradient.ndim)))
@@ -128,7 +127,7 @@ def rows_with_values(gradient: Gradient) -> np.ndarray:
 
 
 def assign_rows(variable: Any, rows: np.ndarray, values: np.ndarray) -> None:
-    """In place where the backend can."""
+    """Assigns rows, in place where the backend can."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         variable.value.scatter_nd_update(rows[:, None], values)
@@ -138,7 +137,7 @@ def assign_rows(variable: Any, rows: np.ndarray, values: np.ndarray) -> None:
         with torch.no_grad():
             here = variable.value
             here[torch.from_numpy(rows).to(here.device)] = torch.from_numpy(values).to(here.device)
-    else:  # a gather of each number of rows would be compiled
+    else:  # JAX would compile a program for each number of rows
         whole = np.array(variable.value)
         whole[rows] = values
         variable.assign(whole)

@@ -1,1 +1,1 @@
-"""What farandole.keras.Model is made of."""
+"""The parts of farandole.keras.Model."""

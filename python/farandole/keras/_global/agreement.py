@@ -1,4 +1,4 @@
-"""What ranks agree on before they compute: an error on one of them is one on all."""
+"""Agreements of ranks before they compute: an error on one rank is an error on all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farandole.keras._global.how import Source
 
 ADVICE = "every rank passes the same data, the batch of all ranks, and the same arguments"
 
-Prepared = tuple[list[Source], list[str]]  # data, and what ranks compare besides theirs
+Prepared = tuple[list[Source], list[str]]  # data, and lines to compare besides theirs
 
 
 def agreed(what: str, prepare: Callable[[], Prepared], due: bool) -> tuple[list[Source], bool]:
@@ -44,7 +44,7 @@ def agreed(what: str, prepare: Callable[[], Prepared], due: bool) -> tuple[list[
 
 
 def require_same_batch(what: str, source: Source | None, error: Exception | None) -> None:
-    """Collective, in few bytes where all is well.
+    """Collective: compares the batches of all ranks, in few bytes if they are equal.
 
     Args:
         source: the batch; None where it could not be read, because of the error.
@@ -67,7 +67,7 @@ _NONE = -1  # samples of a batch that a rank does not have
 
 
 def on_rank_0(what: str, do: Callable[[], Any]) -> None:
-    """Collective: it is done when this returns.
+    """Collective: rank 0 calls `do`, which has ended when this returns on any rank.
 
     Raises:
         InvalidArgument: rank 0 could not; on the others. On rank 0, its own error.

@@ -1,4 +1,4 @@
-"""What all ranks of a model have alike besides the weights that they update."""
+"""Variables that are equal on all ranks of a model, besides the weights that they update."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from farandole.keras._global.normalization import Normalization
 
 
 def weights_alike(model: Any, block: Block | None, normalization: Normalization) -> list[Any]:
-    """Weights that are trained or frozen, and statistics over all samples; others have what each
-    rank's own samples gave. Logical ranks draw from one seed, and join the rest in each step."""
+    """Weights, trained or frozen, and statistics over all samples; other statistics differ by rank.
+    With logical ranks the seeds are equal, too, and each step merges the rest."""
     made_trainable = [v for layer in model._flatten_layers() for v in layer._trainable_variables]
     if block is None:
         joint = normalization.joint()
@@ -22,7 +22,7 @@ def weights_alike(model: Any, block: Block | None, normalization: Normalization)
 
 
 def rows_of_alike(optimizer: Any, weights: list[Any], state: list[Any]) -> list[Alike]:
-    """Each once, without those that it updates."""
+    """A row for each of them, without those that the optimizer updates."""
     updated = set(map(id, inner_of(optimizer)._trainable_variables))
     others = {id(v): v for v in weights if id(v) not in updated}
     kinds = [*((v, False) for v in others.values()), *((v, True) for v in state)]

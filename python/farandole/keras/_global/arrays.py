@@ -56,8 +56,8 @@ def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
 
 
 def _some_rows(array: Any) -> Any:
-    """By which it is seen that a rank has other data, or the same in another order: a look at all
-    of them would take as long as they are large."""
+    """A sample of rows, which shows that a rank has other data or another order. A look at all of
+    them would take too long for large arrays."""
     return [sampled(array[:8]), sampled(array[:: max(len(array) // 64, 1)]), sampled(array[-8:])]
 
 
@@ -72,14 +72,14 @@ def _packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
 
 
 def marked_parts(parts: list[Part], block: Block | None) -> Any:
-    """As Keras reads them, of its float type: a part, or those of a block."""
+    """One part, or the parts of a block, as Keras reads them and in its float type."""
     batches = tuple(map_leaves(_as_keras_reads, _as_tuples(part.batch)) for part in parts)
     shares = np.array([part.share for part in parts], np.float32)
     return marked(batches[0] if block is None else batches, shares)
 
 
 def _as_tuples(batch: Any) -> Any:
-    """On TensorFlow, which takes a list for a tensor."""
+    """Replaces lists by tuples on TensorFlow, which takes a list for a tensor."""
     if keras.backend.backend() != "tensorflow":
         return batch
     if isinstance(batch, dict):
@@ -98,7 +98,7 @@ def _as_keras_reads(leaf: Any) -> Any:
 
 
 def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[Any, Any]:
-    """Of each sample, by its class; 1 for classes that have none."""
+    """The weight of each sample, by its class; 1 for classes that have none."""
     if not hasattr(y, "shape"):
         raise how.error("class_weight goes with one array of targets")
     targets = as_array(y)
@@ -110,10 +110,10 @@ def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[
 
 
 class _ArrayParts(PyDataset):
-    """Endless where a number of steps ends an epoch: then the next one goes on where it ended.
+    """Endless if a number of steps ends an epoch: the next epoch goes on where it ended.
 
     Args:
-        slices: of whole batches, if they are to be made: checksums.
+        slices: records checksums of whole batches, which this rank then reads; None: it does not.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """``tf.nn.compute_average_loss`` with a global batch, in a step of a shared model.
 
 Gradients are averaged there by the weight of each rank's samples, which is right for a mean over
-them. What it gives is a sum over these, by a number of all; so it gets the factor that a loss with
-``reduction="sum"`` has (losses.py). A sum that the program divides by itself is found in its graph
-(loss_kinds.py), and its gradients get the factor.
+them. This function divides their sum by the number of all samples, so its result gets the factor
+of a loss with ``reduction="sum"`` (losses.py). A sum that the program divides by itself is found in
+its graph (loss_kinds.py), and its gradients get the factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farandole.keras._global.steps import LEFT_OPEN, running
 
 @cache
 def learn() -> None:
-    """Keras' losses, too: a step knows that they are means."""
+    """Patches TensorFlow, and Keras' losses, so that a step knows that they are means."""
     _learn_of_losses()
     if keras.backend.backend() != "tensorflow":
         return
@@ -44,7 +44,7 @@ def learn() -> None:
 
 
 def _learn_of_tapes(tf: Any) -> None:
-    """What a step differentiates is its loss."""
+    """Patches tapes: the target that a step differentiates is its loss."""
     own = tf.GradientTape.gradient
 
     @wraps(own)

@@ -55,7 +55,7 @@ def of_generator(x: Any, how: How) -> Source:
 
 
 def sample(part: Part) -> Any:
-    """KerasTensors like it."""
+    """KerasTensors with the shapes and dtypes of a part."""
     return map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, len(leaf)), part.batch)
 
 
@@ -71,7 +71,7 @@ def _parts(batch: tuple[Any, ...], how: How) -> list[Part]:
 
 
 def weighted(part: Part, how: How) -> Part:
-    """With weights by class, if they are asked for."""
+    """The part with weights by class, if the caller asked for them."""
     if how.class_weight is None:
         return part
     if len(part.batch) != 2:
@@ -83,7 +83,7 @@ def weighted(part: Part, how: How) -> Part:
 
 
 class _PyParts(PyDataset):
-    """Of a user's PyDataset."""
+    """This rank's parts of the batches of a user's PyDataset."""
 
     def __init__(self, own: Any, how: How, read: ReadBatches) -> None:
         super().__init__(
@@ -113,7 +113,7 @@ class _PyParts(PyDataset):
         length = self.num_batches
         if not self._how.shuffle or length is None:
             return index
-        # Where steps end an epoch, one pass goes on over several: it has one order.
+        # If a number of steps ends an epoch, one pass spans several epochs, in one order.
         epoch = self._first + (0 if self._how.steps else max(begun - 1, 0))
         known = self._order  # other threads may ask, too
         if known is None or known[0] != epoch:

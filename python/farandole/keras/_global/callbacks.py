@@ -1,8 +1,8 @@
 """Callbacks of a job: files are written once, and all ranks decide alike.
 
 Decisions at the end of an epoch (EarlyStopping, ReduceLROnPlateau) are made on every rank, from
-logs that are the same in every bit. What looks at batches sees this rank's own numbers, and asks
-the others.
+logs that are the same in every bit. A callback that looks at batches sees this rank's own
+numbers, and asks the others.
 """
 
 # ruff: noqa: ARG002 - the signatures are Keras'
@@ -23,7 +23,7 @@ from farandole.data._same import compares_after
 from farandole.keras import _host
 from farandole.keras._bases import Callback, TerminateOnNaN
 
-# What writes files or to a terminal: rank 0 alone has it.
+# Callbacks that write files or to a terminal: rank 0 alone has them.
 _ONCE = (
     "BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger",
     "RemoteMonitor", "TensorBoard",
@@ -31,7 +31,7 @@ _ONCE = (
 
 
 def of_this_rank(callbacks: Any) -> list[Any]:
-    """Of those that a program gives on every rank."""
+    """This rank's callbacks, of those that the program passes on every rank."""
     mine = on_this_rank([_agreeing(each) for each in listed(callbacks)])
     if _world.rank() == 0:
         return mine
@@ -42,7 +42,7 @@ def of_this_rank(callbacks: Any) -> list[Any]:
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """As a program gives them. Raises InvalidArgument for what is none."""
+    """The program's callbacks as a list. Raises InvalidArgument for an object that is none."""
     given: Any = [] if callbacks is None else callbacks
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
@@ -54,7 +54,7 @@ def listed(callbacks: Any) -> list[Any]:
 
 
 def on_this_rank(callbacks: list[Any]) -> list[Any]:
-    """Without those that only rank 0 has."""
+    """The callbacks without those that only rank 0 has."""
     if _world.rank() == 0:
         return callbacks
     once = tuple(getattr(keras.callbacks, name) for name in _ONCE if hasattr(keras.callbacks, name))
@@ -62,7 +62,7 @@ def on_this_rank(callbacks: list[Any]) -> list[Any]:
 
 
 def rows_of(callbacks: Any) -> list[str]:
-    """What ranks compare of them: those that ask the others."""
+    """The number of callbacks that ask other ranks, as a line to compare."""
     nans = sum(isinstance(each, TerminateOnNaN) for each in of_this_rank(callbacks))
     return [f"{nans} TerminateOnNaN"]
 
@@ -81,7 +81,7 @@ def _agreeing(callback: Any) -> Any:
 
 
 class _AgreeOnNaN(TerminateOnNaN):
-    """Where one rank has a loss that is no number, all end with this batch."""
+    """Ends training on all ranks with this batch if one rank's loss is not finite."""
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         loss = (logs or {}).get("loss")
@@ -92,12 +92,12 @@ class _AgreeOnNaN(TerminateOnNaN):
 
 
 class AgreeInFit(Callback):
-    """After the user's own: what they decided on one rank holds on all.
+    """Comes after the user's callbacks: if one of them stops training on a rank, all ranks stop.
 
     Args:
-        restored: told that rank 0's callbacks may have loaded weights as fit begins, with the epoch
-            at which it goes on.
-        compare: whether ranks read the same batches.
+        restored: called as fit begins, with the epoch at which it goes on, since rank 0's callbacks
+            may have loaded weights.
+        compare: checks that ranks read the same batches.
     """
 
     def __init__(

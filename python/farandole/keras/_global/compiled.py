@@ -1,4 +1,4 @@
-"""What a model was compiled with, in words: ranks compare it."""
+"""The losses and metrics of a compiled model in words, which ranks compare."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from farandole._arguments import shown
 
 
 def rows_of_compiled(model: Any) -> list[str]:
-    """Losses and metrics, as compile() was told them; of a model that it was not called for,
-    none."""
+    """Losses and metrics as they were passed to compile(), or None."""
     loss = getattr(model, "_compile_loss", None)
     metrics = getattr(model, "_compile_metrics", None)
     weights = getattr(loss, "_user_loss_weights", None)
@@ -23,7 +22,7 @@ def rows_of_compiled(model: Any) -> list[str]:
 
 
 def _named(given: Any) -> str:
-    """Without the names that Keras counts up: ranks may have made other models before."""
+    """Omits names that Keras numbers, since ranks may have made other models before."""
     if given is None or isinstance(given, str):
         return str(given)
     if isinstance(given, Mapping):

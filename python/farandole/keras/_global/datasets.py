@@ -1,4 +1,4 @@
-"""A tf.data.Dataset, a PyTorch DataLoader: they stay what they are, and give a rank's parts."""
+"""Makes a tf.data.Dataset or a PyTorch DataLoader give a rank's parts; each keeps its type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_dataset(x: Any, how: How) -> Source:
 
 
 def _weighing(spec: Any, how: How) -> Callable[[Any, Any], Any]:
-    """What adds weights by class to inputs and targets, as Keras does."""
+    """A function that adds weights by class to inputs and targets, as Keras does."""
     import tensorflow as tf
 
     assert how.class_weight is not None
@@ -89,7 +89,7 @@ def of_loader(x: Any, how: How) -> Source:
 
 
 class _Marked:
-    """What a loader collates, as Keras reads it."""
+    """Wraps a loader's collate function: it gives batches as Keras reads them."""
 
     def __init__(self, own: Callable[[Any], Any], *, several: bool) -> None:
         self._own, self._several = own, several

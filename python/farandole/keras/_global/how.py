@@ -1,4 +1,4 @@
-"""What is read, by whom: the values that a model and its data pass on."""
+"""How data are read and from where: the values that a model and its data pass on."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class How:
         return InvalidArgument(f"{self.what}: {why}")
 
     def refuse_index(self, what: str) -> None:
-        """Raises InvalidArgument where it is asked for."""
+        """Raises InvalidArgument if the policy is "index"."""
         if self.policy == "index":
             raise refuse_index(what, "what is asked for is a whole batch")
 
 
 @dataclass
 class Source:
-    """One rank's side of them."""
+    """Data as one rank reads them."""
 
     data: Any  # what Keras reads
     sample: Callable[[], Any]  # a batch as KerasTensors, to build the model with
@@ -51,7 +51,7 @@ class Source:
     is_looked_into: bool = False
 
     def begin_at(self, epoch: int) -> None:
-        """Training goes on there: orders are those of the epochs to come."""
+        """Training goes on at this epoch, with its order of samples."""
         begin_at = getattr(self.data, "begin_at", None)
         if begin_at is not None:
             begin_at(epoch)
@@ -72,7 +72,7 @@ def _dtype(dtype: Any) -> str:
 
 
 def shapes(data: Any) -> list[str]:
-    """For ranks to compare."""
+    """A line for each array, which ranks compare."""
     return [f"array {i}: {list(a.shape[1:])} {a.dtype}" for i, a in enumerate(leaves(data))]
 
 

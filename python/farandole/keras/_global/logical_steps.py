@@ -24,16 +24,16 @@ _TRAINING, _TEST = "parts of a training step", "parts of a test step"  # on the 
 
 
 class _State(NamedTuple):
-    """What a part of a batch has made, or all parts."""
+    """The results of one part of a batch, or of all parts."""
 
     gradients: _Values  # None where there is none
     metrics: _Values
-    others: _Values  # what the model does not train
+    others: _Values  # values of variables that the model does not train
     extra: dict[str, Any]  # numbers that a step of the user's own returns besides metrics
 
 
 class _Roles:
-    """What becomes of the variables that a step changes besides the weights."""
+    """The variables that a step changes besides the weights: seeds, and those to average."""
 
     def __init__(self, model: Any) -> None:
         seeds = set(map(id, seed_states(model)))
@@ -44,7 +44,7 @@ class _Roles:
         ]
 
     def moved(self, others: _Values, part: Any, sign: int) -> _Values:
-        """With the seeds of a part, or with those of all again."""
+        """The values with a part's own seeds (sign 1), or with the common ones again (sign -1)."""
         return [
             value + sign * _shift(part, value.dtype) if i in self._seeds else value
             for i, value in enumerate(others)
@@ -52,18 +52,18 @@ class _Roles:
 
 
 def _shift(part: Any, dtype: Any) -> Any:
-    """Of a seed's state, which is a seed and a count."""
+    """A part's offset to the state of a seed, which is a seed and a count."""
     part = keras.ops.cast(part, dtype)
     return keras.ops.stack([part * keras.ops.cast(_SPREAD, dtype), keras.ops.zeros_like(part)])
 
 
-# What a model's own step makes of a batch: its logs, others and metrics.
+# A model's own step: from a batch, others and metrics to logs, new others and new metrics.
 _Call = Callable[[Any, _Values, _Values], tuple[Any, _Values, _Values]]
 
 
 class _Parts:
-    """A step on all parts of a batch, from values of the model's variables to new ones: what is the
-    same on all backends."""
+    """A step on all parts of a batch, from values of the model's variables to new ones. It is
+    the same on all backends."""
 
     def __init__(self, model: Any, steps: Steps, seed: int) -> None:
         assert steps.block is not None
@@ -83,7 +83,7 @@ class _Parts:
         self, call: _Call, batch: Any, share: Any, part: Any, others: _Values, metrics: _Values,
         label: str,
     ) -> _State:  # fmt: skip
-        """What one part makes.
+        """The results of one part.
 
         Args:
             others, metrics: the model's, as the step begins.
@@ -118,7 +118,7 @@ class _Parts:
         )
 
     def sum(self, states: list[_State], metrics: _Values, label: str) -> _State:
-        """Collective: of all parts; but gradients of this rank's, which the optimizer sums."""
+        """Collective: adds up all parts; of gradients this rank's, which the optimizer sums."""
         first, averaged = states[0], self.roles.averaged
         rows = [[*s.metrics, *(s.others[i] for i in averaged), *s.extra.values()] for s in states]
         sums = [fold(values, _add) for values in zip(*rows, strict=True)]
@@ -135,20 +135,20 @@ class _Parts:
         )
 
     def results(self, metrics: _Values) -> dict[str, Any]:
-        """What the model's metrics say with that state."""
+        """The results of the model's metrics in this state."""
         mapping = list(zip(self.model.metrics_variables, metrics, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
             known: dict[str, Any] = self.model.get_metrics_result()
         return known
 
     def _names(self, metrics: _Values) -> set[str]:
-        """Of the metrics that the model has now; on PyTorch every part would compute them anew."""
+        """The names of metrics, kept: on PyTorch every part would compute the metrics anew."""
         if self._known[0] != self.model.metrics:
             self._known = self.model.metrics, set(self.results(metrics))
         return self._known[1]
 
     def logs(self, metrics: _Values, extra: dict[str, Any], label: str) -> Any:
-        """What the model's own step would return of the whole batch."""
+        """The logs that the model's own step would return for the whole batch."""
         known = self.results(metrics)
         told = self._told[label]
         names = known if told is None else told
@@ -159,7 +159,7 @@ class _Parts:
 
     @contextmanager
     def drawing(self, part: int) -> Iterator[None]:
-        """On PyTorch layers may draw without a seed: it follows from the step and the part."""
+        """Seeds PyTorch, whose layers may draw without a seed of their own, by step and part."""
         import torch
 
         seed = np.random.SeedSequence([self.seed, self._begun, part]).generate_state(1)[0]
@@ -169,7 +169,7 @@ class _Parts:
 
 
 def _number(value: Any) -> Any:
-    """What a step has logged; on PyTorch it may carry what it was computed from."""
+    """A logged value, cut off from the graph that it may carry on PyTorch."""
     return keras.ops.stop_gradient(keras.ops.cast(value, "float32"))
 
 
@@ -180,7 +180,7 @@ def _add(a: Any, b: Any) -> Any:
 
 
 def _summed_over_ranks(values: _Values, label: str) -> _Values:
-    """In one collective for each dtype."""
+    """Collective: sums over ranks, in one operation for each dtype."""
     if _world.size() == 1:
         return values
     by_dtype: dict[str, list[int]] = {}
@@ -199,7 +199,7 @@ def _summed_over_ranks(values: _Values, label: str) -> _Values:
 
 
 def logical_steps(model: Any, steps: Steps, seed: int) -> dict[str, Callable[..., Any]]:
-    """Instead of the model's own; also what makes its training functions, on JAX."""
+    """The methods that replace the model's own steps; on JAX also those that make its functions."""
     parts = _Parts(model, steps, seed)
     if keras.backend.backend() == "jax":
         return _jax_steps(model, parts)
@@ -276,7 +276,7 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
 
 
 class _Programs:
-    """What is compiled anew whenever Keras makes one of its functions."""
+    """Functions that are compiled anew whenever Keras makes one of its own."""
 
     def __init__(self) -> None:
         self._functions: list[Callable[..., Any]] = []
@@ -291,7 +291,7 @@ class _Programs:
     def renew(self, *, compiled: bool) -> None:
         import jax
 
-        # A new function, since what JAX has compiled of the old one knows the old optimizer.
+        # A new function, since the program that JAX keeps of the old one has the old optimizer.
         self._run = [
             jax.jit(partial(function)) if compiled else function for function in self._functions
         ]
@@ -373,7 +373,7 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
         return marked_outputs([predict_part(state, batch) for batch in batches], shares), state[1]
 
     def in_parts(name: str) -> Callable[..., Any]:
-        """Keras compiles none of its own functions around ours."""
+        """Keeps Keras from compiling a function of its own around ours."""
         make = getattr(model, f"make_{name}_function")
 
         def made(force: bool = False) -> Any:

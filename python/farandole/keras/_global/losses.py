@@ -31,7 +31,7 @@ from farandole.keras._global.whole_losses import gives_one_number, is_by_itself,
 
 
 def share_losses(compile_loss: Any, steps: Steps) -> None:
-    """Of a compiled model: its losses are found when they are built."""
+    """Wraps the losses of a compiled model, which are there once Keras has built them."""
     own_build = type(compile_loss).build.__get__(compile_loss)
 
     def build(y_true: Any, y_pred: Any) -> None:
@@ -69,7 +69,7 @@ class _SharedLoss:
             self._is_one_number = gives_one_number(self._own, y_true, y_pred)
         if self._is_one_number:
             return self._whole(y_true, y_pred, sample_weight)
-        # Before the loss, which on PyTorch multiplies the weights by the mask where they lie.
+        # Before the loss, which on PyTorch multiplies the weights by the mask in place.
         factor = self._factor(y_pred, sample_weight)
         loss = self._own(y_true, y_pred, sample_weight)
         if factor is None:

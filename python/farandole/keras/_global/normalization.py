@@ -28,7 +28,7 @@ _HOOK = "_moments"  # by which a BatchNormalization gets its statistics
 
 
 class Normalization:
-    """Of one model.
+    """The normalization layers of one model.
 
     Args:
         every: all layers take the statistics of all ranks' samples; else those that say so, by
@@ -39,23 +39,23 @@ class Normalization:
         self._model, self._steps, self._every = model, steps, every
 
     def layers(self) -> list[Any]:
-        """Found anew each time: a class of a user's own may make them late."""
+        """BatchNormalization layers, found anew each time: a user's class may make some late."""
         kind = keras.layers.BatchNormalization
         found = {id(layer): layer for layer in self._model._flatten_layers()}
         return [layer for layer in found.values() if isinstance(layer, kind)]
 
     def joint(self) -> list[Any]:
-        """Those over all ranks' samples."""
+        """The layers that normalize over all ranks' samples."""
         return [each for each in self.layers() if self._every or _asks(each)]
 
     def joint_variables(self) -> set[int]:
-        """By id: what these have gathered is of all ranks, also where a rank has no samples."""
+        """Ids of these layers' statistics, which are of all ranks even if a rank has no samples."""
         if _world.size() == 1:
             return set()
         return {id(v) for layer in self.joint() for v in layer.non_trainable_variables}
 
     def row(self) -> str:
-        """For ranks to compare."""
+        """A line that ranks compare."""
         return f"{len(self.joint())} layers that normalize over all ranks' samples"
 
     def check(self) -> None:
@@ -74,10 +74,10 @@ class Normalization:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """A step of this rank's part of a batch: statistics are joined in it."""
+        """A context for a step on this rank's part of a batch, in which statistics are joined."""
         layers = self.joint() if _world.size() > 1 else []
         for i, layer in enumerate(layers):
-            # By its place: ranks that have made other models before have other names for a layer.
+            # By position: ranks that have made other models before have other names for a layer.
             name = f"statistics of BatchNormalization {i}"
             vars(layer)[_HOOK] = partial(_moments, layer, self._steps, name)
         try:
@@ -87,7 +87,7 @@ class Normalization:
                 vars(layer).pop(_HOOK, None)
 
     def warn_of_few_samples(self, batch: int | None) -> None:
-        """On rank 0. `batch`: samples of all ranks together, where that is known."""
+        """Warns on rank 0. `batch`: samples of all ranks together, where that is known."""
         block = self._steps.block
         parts = _world.size() if block is None else block.parts
         few = (batch or 0) / parts
@@ -146,8 +146,8 @@ def _cannot_join(layer: Any, why: str) -> InvalidArgument:
 
 
 def average_statistics(model: Any) -> None:
-    """Collective: what layers have gathered of their own rank's samples (the moving averages of
-    BatchNormalization) becomes the mean over ranks, where it differs."""
+    """Collective: averages statistics of each rank's own samples (the moving averages of
+    BatchNormalization) over the ranks, where they differ."""
     if _world.size() == 1:
         return
     floating = keras.backend.is_float_dtype

@@ -17,7 +17,7 @@ from farandole.keras._global.steps import unmarked_outputs
 
 
 def in_order(outputs: Any, block: Block | None = None) -> Any:
-    """Collective: what Keras has put together of this rank's steps, as that of all samples.
+    """Collective: turns the outputs of this rank's steps into those of all samples.
 
     Args:
         block: of logical ranks, whose outputs are a list.
@@ -28,7 +28,7 @@ def in_order(outputs: Any, block: Block | None = None) -> Any:
     mine, shares = unmarked_outputs(outputs)
     size = _world.size()
     parts = [mine] if block is None else list(mine)
-    # Of each part by batch; rows of a sample that does not count go.
+    # The shares of each part, by batch. Rows of a sample that does not count are dropped.
     by_part = [shares[i :: len(parts)] for i in range(len(parts))]
     real = [
         np.concatenate([np.full(max(s.samples, 1), s.samples > 0) for s in each])

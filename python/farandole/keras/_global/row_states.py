@@ -17,17 +17,17 @@ from farandole.data._share import taken
 
 
 class RowStates:
-    """Of one model."""
+    """The stateful layers of one model."""
 
     def __init__(self, model: Any, block: Block | None) -> None:
         self._model, self._block = model, block
         self._cut: list[Any] = []  # layers
 
     def cut(self) -> None:
-        """Before we build what is left to build: what has states has them for the whole batch.
+        """Cuts states that the program has made for the whole batch; the rest is built afterwards.
 
         Raises:
-            InvalidArgument: with logical ranks, which are computed by the same layers.
+            InvalidArgument: with logical ranks, which would share a layer's state.
         """
         known = set(map(id, self._cut))
         for layer in self._model._flatten_layers():

@@ -1,7 +1,7 @@
-"""What a user gives to fit, evaluate or predict, as this rank's parts of its batches.
+"""Turns the data of fit, evaluate or predict into this rank's parts of their batches.
 
-Keras reads the parts with its own adapters: what is random access is a PyDataset, a tf.data.Dataset
-stays one, a DataLoader stays one.
+Keras reads the parts with its own adapters: data with random access become a PyDataset, while a
+tf.data.Dataset or a DataLoader keeps its type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Data = tuple[Any, Any, Any]  # inputs, targets, weights
 
 
 def source_of(data: _Data, how: How) -> Source:
-    """Raises InvalidArgument for what cannot be split, or does not go together."""
+    """Raises InvalidArgument for data that cannot be split, or that do not go together."""
     x, y, sample_weight = data
     if how.policy == "leader":
         return led(x, lambda whole: source_of(data, whole), how)
@@ -66,7 +66,7 @@ def are_arrays(data: Any) -> bool:
 
 
 def unpacked(data: Any) -> _Data:
-    """As fit() takes validation_data."""
+    """Inputs, targets and weights of validation_data, as fit() takes it."""
     if not isinstance(data, tuple | list):
         return data, None, None
     if not 1 <= len(data) <= 3:

@@ -15,10 +15,10 @@ WHOLE = Block(1, range(1))  # a rank reads the batch of all
 
 
 class Reading:
-    """What a Source gives, in epochs.
+    """Reads the batches of a Source in epochs.
 
     Args:
-        steps: batches of an epoch, where the program says it; the next one then goes on there.
+        steps: batches of an epoch, if the program sets it; the next epoch then goes on there.
     """
 
     def __init__(self, source: Source, steps: int | None) -> None:

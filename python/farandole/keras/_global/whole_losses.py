@@ -23,7 +23,7 @@ def is_by_itself(loss: Any) -> bool:
 
 
 def gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Found by a call, whose result nobody uses: the loss is one for all samples."""
+    """Whether a loss is one number for all samples. A call shows it, whose result is not used."""
 
     def as_read(tensor: Any) -> Any:
         return keras.ops.convert_to_tensor(tensor, dtype=loss.dtype)

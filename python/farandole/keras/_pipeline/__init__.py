@@ -1,4 +1,4 @@
-"""What farandole.keras.Pipeline is made of, besides farandole.pipeline.
+"""The parts of farandole.keras.Pipeline, besides farandole.pipeline.
 
 cutting     a model's graph in stages, each a model
 computing   what a stage computes of a micro-batch, whatever the backend

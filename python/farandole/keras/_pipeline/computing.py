@@ -1,4 +1,4 @@
-"""What a stage computes of a micro-batch: one function for all backends."""
+"""The computation of a stage on a micro-batch: one function for all backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 
 
 def reduction_of(loss: Any) -> str:
-    """What compile()'s losses do over samples: "mean" or "sum". Raises InvalidArgument."""
+    """How compile()'s losses reduce over samples: "mean" or "sum". Raises InvalidArgument."""
     found = set[str]()
     for each in leaves(loss):
         reduction = getattr(each, "reduction", "sum_over_batch_size")
@@ -34,11 +34,11 @@ def reduction_of(loss: Any) -> str:
 
 
 class Computing:
-    """Of one stage.
+    """The computation of one stage.
 
     Args:
         module: its model, compiled.
-        reduction: what its losses do over samples.
+        reduction: how its losses reduce over samples.
     """
 
     def __init__(self, module: Any, reduction: str, *, is_last: bool) -> None:
@@ -47,9 +47,10 @@ class Computing:
         self._share: Any = None  # inside a computation
 
     def follow_losses(self) -> None:
-        """Of several outputs Keras also keeps a mean of each one's loss over the batches, weighted
-        by their samples, or by 1 in a program that does not know how many there are (TensorFlow's).
-        Once, when these means are there: each gets its part of a batch with a micro-batch."""
+        """Updates Keras' mean of each output's loss by micro-batches. Called once, when it exists.
+
+        With several outputs Keras keeps these means over the batches, weighted by their samples, or
+        by 1 in a program that does not know how many there are (TensorFlow's)."""
         compiled = self.module._compile_loss
         for mean in [] if compiled is None else compiled.metrics:
             mean.update_state = partial(self._add, mean)
@@ -64,12 +65,12 @@ class Computing:
         mean.count.assign_add(share * weight)
 
     def train(self, inputs: Any, y: Any, w: Any, share: Any) -> tuple[list[Any], Any]:
-        """Outputs to be sent, and what the loss of the whole batch has of this stage and
-        micro-batch: None where that is nothing."""
+        """Outputs to send, and the part of the whole batch's loss that comes from this stage and
+        micro-batch: None if there is none."""
         return self._computed(inputs, y, w, share, training=True)
 
     def test(self, inputs: Any, y: Any, w: Any, share: Any) -> tuple[list[Any], Any]:
-        """The same, of a model that does not learn."""
+        """The same in inference."""
         return self._computed(inputs, y, w, share, training=False)
 
     def predict(self, inputs: Any) -> list[Any]:
@@ -80,8 +81,7 @@ class Computing:
     def _computed(
         self, inputs: Any, y: Any, w: Any, share: Any, *, training: bool
     ) -> tuple[list[Any], Any]:
-        """`share`: of the whole batch's samples, those of this micro-batch; and how many there are
-        in the batch."""
+        """`share`: this micro-batch's fraction of the batch's samples, and the number of these."""
         module, self._share = self.module, share
         share = share[0]
         outputs = module(inputs, training=training)

@@ -19,7 +19,7 @@ from farandole.pipeline import _partition
 
 
 class Graph:
-    """Of a model that is built.
+    """The graph of a model that is built.
 
     Raises:
         InvalidArgument: it has none, or a layer cannot be in a pipeline.
@@ -51,7 +51,7 @@ class Graph:
         return [call.operation.name for call in self.calls]
 
     def sizes(self) -> list[int]:
-        """Parameters of each call, of its layer's first one."""
+        """The number of parameters of each call. A layer counts at its first call only."""
         seen = set[int]()
         sizes = []
         for call in self.calls:
@@ -71,15 +71,15 @@ class Graph:
         return [t for t in made if id(t) in used - later]
 
     def variables(self, bounds: Sequence[int], stage: int) -> list[Any]:
-        """Of the layers of a stage, also those that are no weights."""
+        """The variables of a stage's layers, also those that are no weights."""
         calls = self.calls[bounds[stage] : bounds[stage + 1]]
         layers = list({id(call.operation): call.operation for call in calls}.values())
         found = [v for layer in layers for v in getattr(layer, "variables", [])]
         return list({id(v): v for v in found}.values())
 
     def stage(self, bounds: Sequence[int], stage: int) -> Any:
-        """The model of one: its layers, called anew. They forget where they were called before,
-        by which they would keep all other layers."""
+        """The model of a stage: its layers, called anew. Their earlier calls are forgotten, since
+        these would keep all other layers alive."""
         last = len(bounds) - 2
         calls = self.calls[bounds[stage] : bounds[stage + 1]]
         for call in calls:
@@ -107,7 +107,7 @@ class Graph:
         return keras.Model(inputs, outputs, name=f"{self.name}_stage_{stage}")
 
     def refuse_shared(self, bounds: Sequence[int]) -> None:
-        """Weights of several stages: each would have a copy, and they would part."""
+        """Refuses weights that several stages use: each stage would train a copy of its own."""
         owner: dict[int, tuple[int, str]] = {}
         for stage, (begin, end) in enumerate(pairwise(bounds)):
             for call in self.calls[begin:end]:
@@ -150,7 +150,7 @@ def _refuse_masks_of(model: Any) -> None:
 
 
 def bounds_of(split: Any, graph: Graph, stages: int) -> list[int]:
-    """Raises InvalidArgument."""
+    """Where each stage begins and ends among the calls. Raises InvalidArgument."""
     names, sizes = graph.names(), graph.sizes()
     if len(names) < stages:
         raise InvalidArgument(

@@ -18,12 +18,12 @@ from farandole.keras._global.sources import are_arrays, held_out, source_of, unp
 def sources_of(
     data: Any, how: How, fraction: float, validation: Any, held: tuple[int | None, int | None]
 ) -> list[Source]:
-    """What fit() reads: what it trains on, and what it validates on, if there is that.
+    """The data that fit() reads: those for training, and those for validation, if there are any.
 
     Args:
         data: inputs, targets, weights.
-        fraction: of the data, that are for validation.
-        held: samples of a batch of those, and batches.
+        fraction: of the data, held out for validation.
+        held: of the validation data, the batch size and the number of batches.
 
     Raises:
         InvalidArgument: something cannot be read.
@@ -38,7 +38,7 @@ def sources_of(
     return found
 
 
-# What they write would be this rank's stage.
+# They would save this rank's stage alone.
 _SAVE = ("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint")
 
 
@@ -75,10 +75,10 @@ def callbacks_of(given: Any, module: Any, *, epochs: int, steps: int | None, ver
 
 
 def warn_of_few_samples(module: Any, samples: int | None) -> None:
-    """Of layers that take the statistics of each micro-batch.
+    """Warns of layers that normalize by the statistics of each micro-batch.
 
     Args:
-        samples: of one; None where nobody knows.
+        samples: of a micro-batch; None where that is not known.
     """
     kind = keras.layers.BatchNormalization
     names = [each.name for each in module._flatten_layers() if isinstance(each, kind)]

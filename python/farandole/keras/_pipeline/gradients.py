@@ -1,7 +1,7 @@
 """Forward and backward of a stage, as each backend has them.
 
 An *engine* keeps what backward needs from one call to the other. Inputs and outputs are flat lists
-of tensors; gradients are for those that are numbers with a fraction, None where there is none.
+of tensors. Those of floating point have gradients; others have None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.keras._pipeline.computing import Computing
 
 
 class Made(NamedTuple):
-    """Of a forward."""
+    """The results of a forward pass."""
 
     outputs: list[Any]
     loss: Any  # this stage's part; None: nothing
@@ -24,13 +24,13 @@ class Made(NamedTuple):
 
 class Engine(Protocol):
     def train(self, inputs: Any, y: Any, w: Any, share: Any) -> Made:
-        """Forward."""
+        """The forward pass of a training step."""
 
     def test(self, inputs: Any, y: Any, w: Any, share: Any) -> Made:
-        """Without gradients."""
+        """A forward pass to the loss, without gradients."""
 
     def predict(self, inputs: Any) -> list[Any]:
-        """Likewise."""
+        """The outputs, without gradients."""
 
     def backward(self, made: Made, gradients: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
         """The gradients of the inputs, and of the stage's trainable variables.
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 
 def engine_of(computing: Computing) -> Engine:
-    """Of the backend."""
+    """The engine for the backend of Keras."""
     kinds: dict[str, Any] = {"tensorflow": _TensorFlow, "torch": _Torch, "jax": _Jax}
     engine: Engine = kinds[keras.backend.backend()](computing)
     return engine
@@ -52,8 +52,8 @@ def _is_number(tensor: Any) -> bool:
 
 
 def targets_of(made: Made, gradients: Sequence[Any] | None, one: Any) -> list[tuple[Any, Any]]:
-    """What backward begins at, each with its gradient: outputs that a later stage has used, and
-    the loss of this one.
+    """The tensors that backward begins at, each with its gradient: outputs that a later stage has
+    used, and the loss of this one.
 
     Args:
         one: the gradient of a loss.

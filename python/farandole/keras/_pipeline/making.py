@@ -1,7 +1,7 @@
 """A model that a function makes: on a rank, only the weights of its stage get values.
 
-Keras has a scope in which variables wait for their values. They get them when it is left, or, as
-here, when somebody says so. What is assigned meanwhile, as by ``load_weights``, the scope keeps.
+Keras has a scope in which variables wait for their values. They get them when the scope is left
+or, as here, on request. The scope keeps values that are assigned meanwhile, as by ``load_weights``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _check_needs_nothing(function: Callable[..., Any]) -> None:
 
 
 class Made:
-    """What the function makes; or the model itself, whose weights have values."""
+    """The model that a function makes, or a given model, whose weights have values already."""
 
     def __init__(self, model: Any) -> None:
         self._scope: Any = None
@@ -51,7 +51,7 @@ class Made:
             self._mine = {id(v) for v in _waiting()} - before
 
     def give_values(self, variables: Sequence[Any]) -> None:
-        """To these; the others of the model stay without, and are never asked for one."""
+        """Gives values to these. The model's other variables stay without, and are never read."""
         if self._scope is None:
             return
         self.forget()
@@ -65,7 +65,7 @@ class Made:
         self._scope = None
 
     def forget(self) -> None:
-        """None of those that wait gets a value by itself."""
+        """Removes the model's variables from Keras' list, so that none gets a value by itself."""
         from keras.src.backend.common import global_state
 
         rest = [v for v in _waiting() if id(v) not in self._mine]

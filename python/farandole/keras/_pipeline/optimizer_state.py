@@ -22,13 +22,13 @@ from farandole.pipeline._places import Place
 
 # A block of the list: slots of every variable, in turn; or () for one of the optimizer's own.
 _Layout = list[tuple[str, ...]]
-# What a variable of the list is: its block, slot and trained variable, by number in the model.
+# A variable of the list: its block, its slot, and the trained variable's number in the model.
 _Row = tuple[int, int, int]
 _OWN = -1
 
 
 def layout_of(optimizer: Any) -> _Layout:
-    """Raises InvalidArgument where its variables do not say what they are of."""
+    """Raises InvalidArgument if the names of variables do not show where they belong."""
     small, variables = _probe(optimizer, 2)
     found = [_slot_of(each, small) for each in variables]
     layout: _Layout = []
@@ -57,7 +57,7 @@ def _probe(optimizer: Any, count: int) -> tuple[list[Any], list[Any]]:
 
 
 def _slot_of(variable: Any, trained: Sequence[Any]) -> tuple[int, str]:
-    """Of which of these it is a slot, and the slot's name."""
+    """The position of the trained variable that it is a slot of, or _OWN; and the slot's name."""
     for i, each in enumerate(trained):
         if variable.name.startswith(each.name):
             return i, variable.name[len(each.name) :]
@@ -72,7 +72,7 @@ def _unknown(optimizer: Any) -> InvalidArgument:
 
 
 def _rows(layout: _Layout, trained: Sequence[int]) -> list[_Row]:
-    """Of an optimizer that trains these variables."""
+    """The list of an optimizer that trains these variables."""
     rows: list[_Row] = []
     for block, slots in enumerate(layout):
         if not slots:
@@ -82,7 +82,7 @@ def _rows(layout: _Layout, trained: Sequence[int]) -> list[_Row]:
 
 
 class _Told:
-    """What ranks tell each other before either way. Collective.
+    """Layouts that ranks exchange before they gather or load a state. Collective.
 
     Args:
         trained: by this rank's optimizer, in its order, as numbers in the whole model.
@@ -112,7 +112,7 @@ class _Told:
         stages = [told[place.rank_of(stage, 0)][2] for stage in range(place.stages)]
         self.whole = _rows(layout, sorted(number for each in stages for number in each))
         self.mine = _rows(layout, trained) if trained else []
-        # The first stage that trains something has what is the optimizer's own.
+        # The optimizer's own variables come from the first stage that trains something.
         self.has_own = next((s for s, each in enumerate(stages) if each), 0) == place.stage
 
 

@@ -16,7 +16,7 @@ from farandole.keras._pipeline.tensors import array_of
 
 
 class Replicas:
-    """Of one stage.
+    """The replicas of one stage.
 
     Args:
         replicas: ranks with the same stage; None: this one alone.
@@ -26,7 +26,7 @@ class Replicas:
         self._group: Group | None = None if replicas is None else own_group_of(replicas)
 
     def share_first(self, variables: Sequence[Any]) -> None:
-        """Collective: all have the values of the first."""
+        """Collective: all replicas take the values of the first."""
         if self._group is None:
             return
         for variable in variables:
@@ -36,7 +36,7 @@ class Replicas:
                 variable.assign(broadcast(value, root=0, name=label, group=self._group))
 
     def summed(self, gradients: Sequence[Any], *, failed: bool) -> list[Any]:
-        """Collective: those of all replicas, of which some may have none of a variable.
+        """Collective: the sums over all replicas, some of which may have no gradient of a variable.
 
         Raises:
             RemoteError: a replica has failed.
@@ -62,7 +62,7 @@ class Replicas:
         return made
 
     def learn(self, variables: Sequence[Any]) -> None:
-        """What a gradient of nothing is."""
+        """Notes the zeros that stand for a missing gradient."""
         self._like = [
             np.zeros(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for v in variables
         ]
@@ -70,7 +70,7 @@ class Replicas:
     _like: Sequence[Any] = ()
 
     def sum_of(self, values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-        """Collective."""
+        """Collective: the sum over all replicas."""
         if self._group is None or values.size == 0:
             return values
         total: np.ndarray[Any, Any] = all_reduce(values, op="sum", name=name, group=self._group)

@@ -1,4 +1,4 @@
-"""What ranks have of losses, metrics, outputs and weights, for all of them."""
+"""Collects losses, metrics, outputs and weights from all ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Results:
             self._module.reset_metrics()
 
     def note_loss(self, loss: float, samples: int) -> None:
-        """Of a whole batch: once, on the first of the last stages."""
+        """Notes a whole batch's loss once: on the last stage of the first replica."""
         if _world.rank() == self._root:
             self._module._loss_tracker.update_state(loss, sample_weight=samples)
 
@@ -53,7 +53,7 @@ class Results:
         return dict(zip(self._names, values.tolist(), strict=True))
 
     def listed(self, logs: dict[str, float]) -> Any:
-        """What methods give that are asked for no dict; a loss alone by itself."""
+        """The results of methods that return no dict: a list, or a single value by itself."""
         values = [logs[name] for name in self._listed]
         return values[0] if len(values) == 1 else values
 
@@ -119,7 +119,7 @@ def outputs_of_all(
 def weights_of_all(
     weights: Sequence[Any], places: Sequence[int], group: Group, place: Place, root: int | None
 ) -> list[_Array]:
-    """Collective: those of the whole model, in its order; empty on others than the root.
+    """Collective: the weights of the whole model, in its order; empty on others than the root.
 
     Args:
         places: of this stage's weights, in the whole model's list.

@@ -25,7 +25,7 @@ from farandole.pipeline._schedules import forwards, schedule_of
 
 
 class Stepping:
-    """Of one rank.
+    """The steps of one rank.
 
     Args:
         module: this rank's layers.
@@ -75,7 +75,7 @@ class Stepping:
         return self._results
 
     def _made_ready(self) -> Stage:
-        """What is made for a compiled model, once, by its first batch."""
+        """The stage of a compiled model. Its first batch makes it, once."""
         module, last = self.module, self._place.is_last
         if self.sample is not None and not self._ready:
             sample = self.sample()
@@ -96,7 +96,7 @@ class Stepping:
         return self._stage
 
     def train(self, batch: Sequence[Any]) -> None:
-        """Collective: of the batch of all replicas: inputs, targets, weights."""
+        """Collective: trains on the batch of all replicas: inputs, targets, weights."""
         looks = self._numerics.looks
         work = TrainWork(self._place, self._replicas, self._made_ready, batch, looks=looks)
         rows = self._runner.run(self._actions, work)
@@ -125,8 +125,8 @@ class Stepping:
         return outputs_of_all(parts, samples, self._group, self._place)
 
     def _clipped(self, gradients: list[Any]) -> list[Any]:
-        """By the norm of all stages, as the optimizer of one process does it; this rank's own
-        leaves them alone then, since theirs is no larger."""
+        """Clips gradients by the norm over all stages, as one process does. The rank's optimizer
+        leaves them alone then, since their own norm is no larger."""
         most = getattr(self.module.optimizer, "global_clipnorm", None)
         if most is None:
             return gradients

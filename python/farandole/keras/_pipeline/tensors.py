@@ -1,4 +1,4 @@
-"""What is sent between stages: arrays of numpy, of which every backend makes its tensors."""
+"""Arrays of numpy, which are sent between stages; every backend makes its tensors of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Array = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """As the engine's buffers."""
+    """Numpy arrays for the runner: as the engine's buffers to send, and to receive into."""
 
     def sent(self, array: _Array) -> Any:
         return _core.Buffer(array.ctypes.data, array.size, array.dtype.name, array)
@@ -39,7 +39,7 @@ def array_of(tensor: Any) -> _Array:
 
 
 def form_of(tensors: Sequence[Any], *, differentiable: bool) -> tuple[Form, list[_Array]]:
-    """What a stage has made, to be sent. Raises InvalidArgument."""
+    """The outputs of a stage, to be sent. Raises InvalidArgument."""
     if len(tensors) > MOST_TENSORS:
         raise InvalidArgument(
             f"this stage makes {len(tensors)} tensors; between stages there are at most "
@@ -62,7 +62,7 @@ def _is_float(array: _Array) -> bool:
 
 
 def gradients_of(form: Form, gradients: Sequence[Any]) -> tuple[Form, list[_Array | None]]:
-    """Of what was received, to be sent back: of the leaves that want one."""
+    """The gradients of received leaves that want one, to be sent back."""
     rows = zip(form.leaves, gradients, strict=True)
     kept = [
         (leaf._replace(differentiable=False), None if each is None else array_of(each))

@@ -23,7 +23,7 @@ _NOTHING = Form(None, ())
 
 
 class Stage(NamedTuple):
-    """What stays the same from step to step."""
+    """The objects that stay the same from step to step."""
 
     place: Place
     module: Any  # a Keras model
@@ -36,7 +36,7 @@ class StageWork(ForwardWork):
 
     Args:
         place: of this rank.
-        make: what stays the same; where that cannot be made, the step fails.
+        make: makes the `Stage`; if it raises, the step fails.
         batch: inputs, targets and weights of the batch of all replicas.
     """
 
@@ -68,7 +68,7 @@ class StageWork(ForwardWork):
         return map_leaves(lambda leaf: keras.ops.convert_to_tensor(leaf[self._parts[k]]), tree)
 
     def _inputs(self, k: int, received: Message | None) -> Any:
-        """As this stage's model takes them."""
+        """Inputs in the form that this stage's model takes."""
         if received is None:
             return self._cut(self._x, k)
         tensors = [keras.ops.convert_to_tensor(each) for each in received.tensors]
@@ -127,7 +127,7 @@ class TrainWork(LossWork):
     """Forward and backward; at the end the gradients of the whole batch.
 
     Args:
-        looks: whether this rank's are finite.
+        looks: whether to check that this rank's gradients are finite.
     """
 
     kind = "step"
@@ -138,7 +138,7 @@ class TrainWork(LossWork):
         self._kept: dict[int, tuple[Made, Message | None]] = {}
         self._looks = looks
         self.gradients: list[Any] = []
-        self.found: Found | None = None  # of this rank's, before they are summed
+        self.found: Found | None = None  # not finite in this rank's, before they are summed
 
     def begin(self) -> Sequence[int | None]:
         counts = super().begin()
@@ -167,7 +167,7 @@ class TrainWork(LossWork):
 
     @staticmethod
     def _by_output(made: Made, gradients: Message) -> list[Any]:
-        """What has no gradient has none here, either."""
+        """The gradient of each output; None for an output without one."""
         tensors = iter(gradients.tensors)
         found = []
         for output in made.outputs:
@@ -191,5 +191,5 @@ class TrainWork(LossWork):
 
 
 def count_of(batch: Sequence[Any]) -> int:
-    """Samples."""
+    """The number of samples."""
     return int(leaves(batch[0])[0].shape[0])

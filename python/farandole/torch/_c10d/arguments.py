@@ -1,4 +1,4 @@
-"""What collectives check of their tensors before anything is sent."""
+"""Checks of a collective's tensors, before anything is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_shares(whole: torch.Tensor, part: torch.Tensor, size: int, verb: str) 
 
 
 def elements(tensor: torch.Tensor, splits: Sequence[int], size: int, what: str) -> list[int]:
-    """Of each rank's part of the rows."""
+    """The number of elements in each rank's rows."""
     rows = tensor.shape[0] if tensor.dim() else 0
     splits = list(splits) or [rows // size] * size
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:

@@ -1,4 +1,4 @@
-"""What is under the collectives of a process group: the engine's group, gloo, and how to run."""
+"""The base of a process group: holds the engine's group and gloo, and runs operations."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ defaults = Defaults()
 
 
 def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """At the address by which others reach this host. By itself it takes the one that the host's
-    own name has, which may be the loopback's (Debian's 127.0.1.1)."""
+    """A gloo group that listens at the address by which other hosts reach this one. By default gloo
+    resolves the host's name, which may give a loopback address (127.0.1.1 on Debian)."""
     gloo: Any = dist.ProcessGroupGloo
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return gloo(store, rank, size, timeout)
@@ -56,7 +56,7 @@ def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 class EngineGroup(_ProcessGroup):  # type: ignore[misc]
-    """Of the ranks that share a store."""
+    """The process group of the ranks that share a store."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -142,8 +142,8 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _block(self, name: str, timeout: float) -> Iterator[None]:
-        """What is called within begins at its end, as one call: the ranks agree on all of it before
-        the first operation begins. Within another block it is a part of that."""
+        """Defers the operations called inside, and begins them together at its end: the ranks agree
+        on all of them before the first one begins. A nested block joins the outer one."""
         if self._coalesced is not None:
             yield
             return
@@ -167,7 +167,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
             self._group.turn()
 
     def _under_way(self, work: Work) -> Work:
-        # Without a core to spare nobody else brings it on while this thread computes.
+        # Without a spare core no other thread makes progress on it while this one computes.
         self._group.turn()
         return work
 

@@ -1,4 +1,4 @@
-"""What gloo did in our stead: counted, and said once for each kind."""
+"""Operations that gloo ran instead of the engine: counted, with one warning for each kind."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from farandole._numerics import Judge, is_asked_for
 from farandole._world import Group
 from farandole.torch._finite import exact_kind, kind_of, total_of
 
-_NAME = 200  # bytes of a name that ranks tell each other
+_NAME = 200  # bytes of a name, as ranks send it
 _all: weakref.WeakSet[BucketLooks] = weakref.WeakSet()
 
 
@@ -35,7 +35,7 @@ register_optimizer_step_pre_hook(_before_step)
 
 
 class BucketLooks:
-    """Of one process group."""
+    """Checks the gradient buckets of one process group."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._judge = group, Judge()
@@ -46,7 +46,7 @@ class BucketLooks:
         _all.add(self)
 
     def look(self, bucket: GradBucket) -> torch.Tensor | None:
-        """Before a bucket is reduced. Returns the flag, to be reduced with the last one."""
+        """Looks at a bucket before its reduction; with the last one, returns the flag to reduce."""
         values = bucket.buffer()
         if bucket.index() == 0:
             self._found, self._parameters = None, []
@@ -61,7 +61,7 @@ class BucketLooks:
         return self._flag
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Collective where the flag is up."""
+        """Reports gradients that are not finite. Collective where the flag is up."""
         if not self._parameters:
             return
         rows = [p for group in optimizer.param_groups for p in group["params"]]
@@ -102,7 +102,7 @@ def _found_in(bucket: GradBucket) -> tuple[torch.Tensor, int] | None:
 
 
 def _name_of(p: torch.Tensor, optimizer: torch.optim.Optimizer, rows: list[torch.Tensor]) -> str:
-    """By the optimizer's names, or its places."""
+    """The parameter's name in the optimizer, or else its number there."""
     names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
     for i, row in enumerate(rows):
         if row is p:

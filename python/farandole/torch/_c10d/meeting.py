@@ -35,7 +35,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class _Post:
-    """What a rank tells the others."""
+    """A rank's description of itself, which it posts for the others."""
 
     place: str  # where its sockets are: the boot of the kernel, and the network namespace
     world: str | None  # the name of the world it is in
@@ -96,11 +96,11 @@ def _check(posts: list[_Post]) -> None:
 
 
 class Membership:
-    """A group of engine's ranks, made through a store; leaves the world if it was the last that
-    kept it."""
+    """A group of the engine, made through a store. The last one to leave shuts down the world that
+    a meeting entered."""
 
-    _entered: Group | None = None  # the world that a meeting entered, and who is still in it
-    _members = 0
+    _entered: Group | None = None  # the world that a meeting entered
+    _members = 0  # memberships that keep it
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         posts = _exchange(store, rank, size, _my_post(), timeout)
@@ -134,7 +134,7 @@ class Membership:
 
 
 def group_beside(group: dist.ProcessGroup, name: str) -> Group:
-    """Of the same ranks as a process group of any backend, for an order of its own."""
+    """A group of a process group's ranks (of any backend), with its own order of operations."""
     store = PrefixStore(name, dist.distributed_c10d._get_process_group_store(group))
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     return Membership(store, rank, size, dist.default_pg_timeout).group

@@ -1,4 +1,4 @@
-"""The collectives that fold nothing."""
+"""The collectives that do not reduce."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Moving(EngineGroup):
         source, (target, finish) = sent(input), received(output)
         counts: Sequence[int] = ()
         if output_splits or input_splits:
-            # The ranks tell each other first: this waits for them.
+            # The ranks exchange their splits first, so this waits for them.
             counts = self._all_splits(
                 elements(input, input_splits, self.size(), "input"),
                 elements(output, output_splits, self.size(), "output"),
@@ -131,7 +131,7 @@ class Moving(EngineGroup):
         return self._run("all_to_all", source, target, opts, result, finish, counts=counts)
 
     def _all_splits(self, sends: list[int], takes: list[int], opts: Any) -> list[int]:
-        """What every rank sends to every other; the same error everywhere if some do not agree."""
+        """Element counts from each rank to each. All ranks raise one error if two disagree."""
         table = everyones(sends + takes, self._group, self._seconds(opts))
         size = self.size()
         wrong = [
@@ -144,7 +144,7 @@ class Moving(EngineGroup):
             raise Mismatch(f"ranks disagree on the splits of all_to_all: {'; '.join(wrong)}")
         return [n for row in table for n in row[:size]]
 
-    # What releases before 2.13 call the same.
+    # Names of the same methods before PyTorch 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single

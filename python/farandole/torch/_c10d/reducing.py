@@ -1,4 +1,4 @@
-"""The collectives that fold."""
+"""The collectives that reduce."""
 
 from __future__ import annotations
 
@@ -113,6 +113,6 @@ class Reducing(EngineGroup):
             )
         return {"op": found[0], "prescale": found[1]}
 
-    # What releases before 2.13 call the same.
+    # Names of the same methods before PyTorch 2.13.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

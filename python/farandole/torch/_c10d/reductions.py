@@ -42,7 +42,7 @@ def engine_op(op: Any, tensor: torch.Tensor) -> tuple[str, float] | None:
 
 
 def name_of(op: Any) -> str:
-    """Of one that the engine does not have."""
+    """The name of an operation that the engine does not have."""
     return next((name for known, name, _ in _BITWISE if op == known), str(op))
 
 

@@ -16,7 +16,7 @@ from farandole._core import InternalError
 from farandole._world import Group
 
 _seen: set[int] = set()  # addresses of buckets; DDP makes new ones after its first backward
-_moved: dict[int, bool] = {}  # by address of what is in shared memory: has it been looked at since?
+_moved: dict[int, bool] = {}  # by address in shared memory: whether it was checked since
 
 
 def move_when_it_stays(bucket: GradBucket, group: Group) -> torch.Tensor:
@@ -54,7 +54,7 @@ def _move(bucket: GradBucket, whole: torch.Tensor, group: Group) -> None:
 
 
 def _check(bucket: GradBucket, whole: torch.Tensor) -> None:
-    """What DDP has written since went where it reads."""
+    """Raises InternalError if DDP has written gradients outside of the bucket since its move."""
     for p in bucket.parameters():
         if p.grad is not None and not _is_within(p.grad, whole):
             raise InternalError(

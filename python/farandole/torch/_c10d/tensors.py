@@ -1,6 +1,6 @@
 """Tensors of torch.distributed's callers as the engine takes them: contiguous, of its dtypes.
 
-What is not contiguous goes through a copy; a ``Landing`` brings the result home.
+A tensor that is not contiguous goes through a copy; a `Finish` copies the result back.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Finish = Callable[[], None]
 
 
 def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
-    """The same memory in a dtype of the engine's; the tensor reads as it lies. What is only moved
-    may have any dtype."""
+    """The same memory in a dtype of the engine's; `tensor` is no lazy view. A tensor that is only
+    moved may have any dtype."""
     if tensor.dtype in DTYPE_NAMES:
         return tensor
     if tensor.is_complex():
@@ -33,14 +33,14 @@ def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
 
 
 def engine_numel(tensor: torch.Tensor) -> int:
-    """How many elements the engine sees in it, in what is only moved."""
+    """How many elements the engine sees in a tensor that is only moved."""
     if tensor.dtype in DTYPE_NAMES:
         return tensor.numel()
     return tensor.numel() * (2 if tensor.is_complex() else tensor.itemsize)
 
 
 def buffer(tensor: torch.Tensor) -> Any:
-    """Of a contiguous tensor as the engine sees it."""
+    """The engine's buffer of a contiguous tensor that `as_engine_sees` has given."""
     return pointed(tensor, in_graphs=True)
 
 
@@ -78,12 +78,12 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sent(tensor: torch.Tensor, *, folded: bool = False) -> torch.Tensor:
-    """What to read: the tensor's own memory, or a copy."""
+    """The tensor to read: the caller's own memory, or a contiguous copy."""
     return as_engine_sees(_plain(_checked(tensor)), folded=folded)
 
 
 def received(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tensor, Finish | None]:
-    """Where to write, and what is then to be done."""
+    """The tensor to write, and what copies the result home: None if there is no need."""
     home = _writable(tensor)
     if _is_plain(home):
         return as_engine_sees(home, folded=folded), None
@@ -92,7 +92,7 @@ def received(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tenso
 
 
 def in_place(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tensor, Finish | None]:
-    """What to read and overwrite, and what is then to be done."""
+    """The tensor to read and overwrite, and what copies the result home, as in `received`."""
     home = _writable(tensor)
     copy = _plain(home)
     seen = as_engine_sees(copy, folded=folded)
@@ -104,7 +104,7 @@ def _copy(home: torch.Tensor, landed: torch.Tensor) -> None:
         home.copy_(landed.view(home.shape))
     device = _devices.device_of(home)
     if device is not None:
-        _devices.finish_work(device)  # others than this thread may wait for the same work
+        _devices.finish_work(device)  # other threads may wait for the same work
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -121,7 +121,7 @@ def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def sent_list(tensors: Sequence[torch.Tensor], *, folded: bool = False) -> torch.Tensor:
-    """What to read for tensors that travel one after the other."""
+    """One tensor to read, which holds all of these one after the other."""
     checked = [_checked(t) for t in tensors]
     joined = _joined(checked)
     if joined is not None:
@@ -131,7 +131,7 @@ def sent_list(tensors: Sequence[torch.Tensor], *, folded: bool = False) -> torch
 
 
 def received_list(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
-    """Where to write for tensors that arrive one after the other, and what is then to be done."""
+    """One tensor to write, which takes these one after the other, and what copies them home."""
     homes = [_writable(t) for t in tensors]
     joined = _joined(homes)
     if joined is not None:
@@ -146,5 +146,5 @@ def received_list(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish
 
 
 def pairs(rows: list[tuple[torch.Tensor, Finish | None]]) -> tuple[Any, list[Finish | None]]:
-    """Of several tensors: those that are read or written, and what is then to be done."""
+    """Splits rows of several tensors into the tensors, and what copies their results home."""
     return [tensor for tensor, _ in rows], [finish for _, finish in rows]

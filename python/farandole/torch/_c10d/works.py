@@ -5,7 +5,7 @@ A future must complete although nobody waits for its work. Within a backward pas
 runs it does that at the pass' end, where it would wait anyway: it drives the engine itself, and no
 other thread takes its core or Python's lock from it meanwhile. DistributedDataParallel ends its
 backward right after that, so it finds its futures complete; and an error is raised from there, to
-whoever called backward(). Everywhere else, and for programs that wait inside of a backward pass, a
+the caller of backward(). Everywhere else, and for programs that wait inside of a backward pass, a
 thread of ours does it. The engine's own thread never takes Python's lock.
 """
 
@@ -40,8 +40,8 @@ class Deferred:
         self._may_wait = may_wait
 
     def wait(self, timeout: float | None) -> None:  # noqa: ARG002
-        """PyTorch waits at once for calls that are not asynchronous; that is for the block to do.
-        Whoever was given a work to wait for would read what is not there yet."""
+        """Does nothing for a synchronous call, for which PyTorch waits at once: the block waits.
+        Any other caller would read a result that is not there yet, and gets an error."""
         if not self._may_wait:
             raise InvalidArgument(
                 "a work of a coalescing block was waited for within the block: the operations of a "
@@ -74,7 +74,7 @@ class Work(_TorchWork):
         self._lock = threading.Lock()
 
     def begin(self, handle: Any) -> None:
-        """What was deferred is under way."""
+        """Takes the handle of the deferred operation, which has begun."""
         self._handle = handle
 
     @entry()
@@ -245,7 +245,7 @@ class _Completions:
             pass
 
     def _look(self) -> bool:
-        """Once there is something to look at; holds none of it afterwards. False at the end."""
+        """Waits for works and looks at them once; keeps no reference to them. False at the end."""
         with self._changed:
             while not (self._of_backward or self._loose or self._stopping):
                 self._changed.wait()
@@ -276,8 +276,8 @@ class _Completions:
                     del self._of_backward[graph]
 
     def stop(self) -> None:
-        """Before the interpreter ends: a thread that then comes back from native code is killed in
-        the middle of it."""
+        """Ends the thread before the interpreter ends: later, a thread that returns from native
+        code is killed in the middle of it."""
         with self._changed:
             self._stopping = True
             self._changed.notify()

@@ -74,14 +74,14 @@ def same_so_far(position: Position, sums: Sequence[int]) -> None:
 
 
 def end(position: Position, sums: Sequence[int]) -> None:
-    """Collective, as a pass ends."""
+    """Compares the whole pass, as it ends. Collective."""
     if _world.size() > 1:
         agree(f"{WHAT} at their end", [f"{position.batches} batches"], advice=ADVICE)
         same_so_far(position, sums)
 
 
 def in_step(reads: Iterator[Whole], position: Position) -> Iterator[Whole]:
-    """Collective in every batch: those of a pass whose length nobody knows."""
+    """The batches of a pass of unknown length. Collective in every batch."""
     while True:
         whole, error = _next(reads)
         if _world.size() > 1:

@@ -26,9 +26,9 @@ from farandole.torch.sync_batch_norm import SyncBatchNorm
 def prepare_alike(
     prepare: Callable[[], None], model: Any, optimizer: Any, logical_ranks: Any
 ) -> None:
-    """Collective: what each rank does by itself first. Where one of them cannot, all hear of it.
+    """Prepares each rank by itself; if one of them fails, all raise an error. Collective.
 
-    In an elastic job nothing is: ranks begin at different times (_training/worlds.py)."""
+    Not collective in an elastic job, where ranks begin at different times (_training/worlds.py)."""
     error: Exception | None = None
     try:
         prepare()
@@ -83,8 +83,8 @@ def check_arguments(
 def share_between_ranks(
     model: Any, optimizer: Any, options: dict[str, Any], logical_ranks: int | None
 ) -> None:
-    """Collective: all ranks begin alike, and update alike. In an elastic job they will have one
-    state."""
+    """Gives all ranks the same weights, and an optimizer that updates them alike. Collective. In an
+    elastic job, ranks share their state later."""
     shares = _world.size() > 1 and not worlds.makes_later()
     if model is not None and shares:
         broadcast_parameters(model.state_dict(), root_rank=0)
@@ -105,7 +105,7 @@ def share_between_ranks(
 def _check_wrapped(
     optimizer: WrappedOptimizer, options: dict[str, Any], logical_ranks: int | None
 ) -> None:
-    """That of another GlobalBatch may go on with this one."""
+    """Refuses a DistributedOptimizer unless it is that of another GlobalBatch like this one."""
     if options or not optimizer.weighed_only:
         raise InvalidArgument(
             "GlobalBatch(): the optimizer is a DistributedOptimizer already\n  advice: pass "
@@ -121,7 +121,7 @@ def _check_wrapped(
 
 
 def compare_everything(model: Any, optimizer: Any) -> None:
-    """Collective: from now on ranks compare all that they have alike."""
+    """From now on ranks compare all tensors that should be equal. Collective."""
     if isinstance(optimizer, WrappedOptimizer):
         sharded = isinstance(optimizer, ShardedOptimizer)
         optimizer.compare_also(RestOfModel(model, optimizer, _buffers_alike, sharded=sharded))

@@ -37,7 +37,7 @@ def block_for(logical_ranks: Any, model: Any, options: dict[str, Any]) -> Block:
     """This rank's block of logical ranks.
 
     Raises:
-        InvalidArgument: they do not go on this many ranks, or with what else is asked for.
+        InvalidArgument: they do not fit on this many ranks, or another option excludes them.
     """
     block = block_here(logical_ranks, "GlobalBatch", options)
     for name, why in [
@@ -56,12 +56,12 @@ def block_for(logical_ranks: Any, model: Any, options: dict[str, Any]) -> Block:
 
 
 class LogicalRanks:
-    """Those of this rank, as a program computes their parts.
+    """This rank's logical ranks, as a program computes their parts.
 
     Args:
         model, optimizer: of the GlobalBatch, as far as it has them. The optimizer is a
             DistributedOptimizer already.
-        seed: of what layers draw.
+        seed: of the random numbers that layers draw.
     """
 
     def __init__(self, block: Block, model: Any, optimizer: Any, seed: int) -> None:
@@ -74,12 +74,12 @@ class LogicalRanks:
         self._micro: Micro | None = None  # that is being computed
         self._part = -1  # of it; or the last one that has ended
         self._batches = 0  # begun, to tell them apart
-        self._random: torch.Tensor | None = None  # what the program draws from outside of a batch
+        self._random: torch.Tensor | None = None  # the generator's state outside of a batch
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """The parts of a batch are given out inside. What the program draws there does not change
-        what it draws elsewhere."""
+        """The parts of a batch are given out inside. Random numbers that the program draws there do
+        not change those that it draws elsewhere."""
         self._close()  # an error may keep the loop alive that it has ended
         self._batches += 1
         this = self._batches
@@ -130,12 +130,12 @@ class LogicalRanks:
             self._gradients.expect(micro.part, last=last)
 
     def end(self) -> None:
-        """Collective, after the last micro-batch of a batch: nothing, where its backward did."""
+        """Ends a batch after its last micro-batch, unless its backward did. Collective."""
         self._end_batch()
 
     def _end_batch(self) -> None:
-        """What all parts have left behind is joined before the program can save it, and as long as
-        all ranks are at the same place: when the last backward is over."""
+        """Merges the buffers of all parts, right after the last backward: all ranks are at the same
+        point then, and the program cannot have saved the buffers yet."""
         if self._micro is None:
             return
         self._end_part()

@@ -1,4 +1,4 @@
-"""What a loss of a part of a batch weighs, so that the mean over ranks is that of the batch."""
+"""Weights the loss of a part of a batch, so that the mean over ranks is that of the batch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def check_loss(loss: Any, reduction: Any) -> None:
 def part_of_mean(
     loss: torch.Tensor, mine: float, everywhere: float, size: int, parameters: Sequence[Any]
 ) -> torch.Tensor:
-    """Of a loss that was divided by `mine`, where the batch is divided by `everywhere`.
+    """Weights a loss that was divided by `mine`, where the batch's is divided by `everywhere`.
 
     Args:
-        parameters: get gradients of zero where this rank has nothing that counts, and 0/0 is no
-            loss to compute gradients of.
+        parameters: they get gradients of zero where nothing of this rank counts, as its loss is
+            0/0 then.
     """
     if everywhere == 0:
         raise InvalidArgument(

@@ -20,7 +20,7 @@ from farandole.torch.sync_batch_norm import SyncBatchNorm
 def warn_of_few_samples(
     model: torch.nn.Module, batch: int | None, at_once: int | None, parts: int
 ) -> None:
-    """On rank 0, of layers that take the statistics of each part of a batch."""
+    """Warns on rank 0 of layers that normalize each part of a batch by its own statistics."""
     few = (batch or 0) / parts
     if at_once is not None:
         few = min(few, at_once)
@@ -60,7 +60,7 @@ def statistics_of(model: torch.nn.Module | None, whole: Whole, size: int) -> Ite
 
 
 def refuse_micro_batches(model: torch.nn.Module, at_once: int | None) -> None:
-    """Of which ranks may have different numbers."""
+    """Refuses layers that span ranks, as ranks may have different numbers of micro-batches."""
     if at_once is None or _world.size() == 1:
         return
     if (name := _over_all_ranks(model)) is not None:
@@ -84,6 +84,6 @@ def refuse_synchronized(model: torch.nn.Module, logical_ranks: int) -> None:
 
 
 def _over_all_ranks(model: torch.nn.Module) -> str | None:
-    """The first such layer."""
+    """The first layer that normalizes over all ranks."""
     layers = model.named_modules()
     return next((name for name, each in layers if isinstance(each, SyncBatchNorm)), None)

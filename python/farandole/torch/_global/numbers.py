@@ -1,4 +1,4 @@
-"""Which samples come in which batch, and where in their order a program stands.
+"""The samples of each batch, and the position of a program in their order.
 
 The order is that of the program of one process, whatever the number of ranks: so a pass over the
 data goes on where it was left, on any number of them.
@@ -21,7 +21,7 @@ from farandole._core import InvalidArgument
 
 @dataclass
 class Position:
-    """In the passes over the data."""
+    """A position in the passes over the data."""
 
     epoch: int = 0  # passes that are over
     batches: int = 0  # of the present one that the program has got
@@ -30,7 +30,7 @@ class Position:
 
     @classmethod
     def of(cls, state: Any, data: Mapping[str, int]) -> Position:
-        """Out of a state dict of the same data. Raises InvalidArgument."""
+        """The position in a state dict of the same data. Raises InvalidArgument."""
         if not isinstance(state, Mapping) or not {*_KEYS, *_DATA} <= state.keys():
             raise InvalidArgument(
                 f"load_state_dict(): {shown(state)} is not what state_dict() of a GlobalBatch gives"
@@ -70,7 +70,7 @@ class Numbers:
         return len(self._batches)
 
     def generators(self) -> list[torch.Tensor]:
-        """The state of what draws the order, now."""
+        """The present states of the generators that draw the order."""
         return [generator.get_state() for generator in self._generators]
 
     def began(self) -> list[torch.Tensor]:

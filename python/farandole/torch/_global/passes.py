@@ -16,7 +16,7 @@ from farandole.torch._global.reading import Reader, Whole
 
 
 class Passes:
-    """Of one program over one DataLoader.
+    """The passes of one program over one DataLoader.
 
     Args:
         loader: of batches of all ranks.
@@ -72,7 +72,7 @@ class Passes:
         yield from reads if numbers is not None else agreement.in_step(reads, self.position)
 
     def _told(self, reads: Iterator[Whole], first: list[str]) -> Iterator[Whole]:
-        """The first batch; and in words, in `first`."""
+        """The batches, each of which is described in `first` as it is read."""
         for whole in reads:
             numbers = self._reader.numbers
             if numbers is None:
@@ -87,7 +87,7 @@ class Passes:
         return [*data, f"epoch {self.position.epoch}, after {self.position.batches} batches"]
 
     def _data(self) -> dict[str, int]:
-        """What stays the same where a program goes on; -1: nobody knows."""
+        """Sizes that must be the same in a resumed program; -1 where they are unknown."""
         samples = -1
         if not isinstance(self._loader.dataset, IterableDataset):
             samples = operator.length_hint(self._loader.dataset, -1)
@@ -98,7 +98,7 @@ class Passes:
         return data
 
     def state(self) -> dict[str, Any]:
-        """Where the program stands."""
+        """The position of the program, as a state dict."""
         position, numbers = self.position, self._reader.numbers
         if numbers is not None and not self._goes_on:
             if self._reading:
@@ -108,6 +108,6 @@ class Passes:
         return position.state(self._data())
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The next pass is the rest of that one. Raises InvalidArgument."""
+        """Makes the next pass the rest of the saved one. Raises InvalidArgument."""
         self.position = Position.of(state, self._data())
         self._goes_on = True

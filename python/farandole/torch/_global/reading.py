@@ -15,7 +15,7 @@ from farandole.torch._global.numbers import Numbers
 
 
 class Micro(NamedTuple):
-    """What a rank computes on at once."""
+    """A micro-batch: the samples that a rank computes on at once."""
 
     batch: Any
     samples: int  # that count: 0 where this part of the batch has none
@@ -34,11 +34,11 @@ class Reader(Protocol):
     numbers: Numbers | None
 
     def read(self, after: int) -> Iterator[Whole]:
-        """The batches of a pass, after so many of them."""
+        """The batches of a pass, except for the first `after` of them."""
 
 
 class _Piece(NamedTuple):
-    """Which piece of a batch was asked for."""
+    """Describes the piece of a batch that is one micro-batch."""
 
     samples: int  # that count
     total: int  # of the batch
@@ -128,6 +128,6 @@ def cut(batch: Any, part: slice) -> Any:
 
 
 def pieces(n: int, at_once: int | None) -> list[slice]:
-    """Of n samples, so many at once."""
+    """Cuts n samples into slices of at most `at_once`; None: into one."""
     size = at_once or n
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

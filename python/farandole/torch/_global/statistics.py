@@ -1,9 +1,9 @@
-"""What layers remember of the samples they saw: buffers, as the running averages of BatchNorm.
+"""Merges layers' buffers over the parts of a batch, such as the running averages of BatchNorm.
 
-Every part of a batch begins with what all ranks had before it. Afterwards a buffer that a part has
-changed becomes, on every rank, what all parts together make of it: the mean of numbers with a
-fraction, in the order of the canonical tree; the largest of others, as counts of batches, which
-parts count alike. A part without samples leaves it as it was.
+Every part of a batch begins with the buffers as they were before the batch. Then a buffer that some
+part has changed becomes the same on every rank. Floating-point numbers become the mean of parts, in
+the order of the canonical tree. Others, such as counts of batches, become the maximum, as all parts
+count alike. A part without samples does not change them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SAME, _CHANGED, _STRANGE = 0, 1, 2
 
 
 class Statistics:
-    """Of a model whose batches are computed in parts."""
+    """The buffers of a model whose batches are computed in parts."""
 
     def __init__(self, model: torch.nn.Module, block: Block) -> None:
         self._model, self._block = model, block
         self.before: dict[str, torch.Tensor] = {}  # as the last batch began
-        self._parts: list[dict[str, torch.Tensor]] = []  # what each of this rank's has changed
-        self._strange: set[str] = set()  # what nobody can join
-        self._joined: set[str] = set()  # what some rank's parts have changed: they will again
+        self._parts: list[dict[str, torch.Tensor]] = []  # by part of this rank: buffers it changed
+        self._strange: set[str] = set()  # buffers that cannot be merged
+        self._joined: set[str] = set()  # buffers that some rank has changed, and will again
         self._open = False
 
     def begin_batch(self) -> None:
@@ -100,7 +100,7 @@ class Statistics:
                         now[name].copy_(before)
 
     def _flags(self) -> torch.Tensor:
-        """By buffer; and of those that are no buffers of all ranks."""
+        """A flag for each buffer, and one for all that appeared during the batch."""
         flags = [self._flag(name) for name in self.before]
         flags.append(_STRANGE if self._strange - self.before.keys() else _SAME)
         return torch.tensor(flags)
@@ -137,8 +137,7 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def over_ranks(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Sums of numbers with a fraction, the largest of others; in few collectives, all under way at
-    once."""
+    """Sums of floating-point tensors, and maxima of others, in few collectives that overlap."""
     if _world.size() == 1:
         return list(values)
     together: dict[tuple[torch.dtype, torch.device], list[int]] = {}

@@ -1,4 +1,4 @@
-"""What ranks have of their parts of a batch, to what there is of all of it."""
+"""Adds and gathers the values that ranks have of their parts of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farandole.torch.ops import allgather, allreduce
 
 
 def number_over_ranks(mine: float) -> float:
-    """Collective: the sum."""
+    """The sum over ranks. Collective."""
     if _world.size() == 1:
         return mine
     value = torch.tensor([mine], dtype=torch.float64)
@@ -49,7 +49,7 @@ def _number(value: Any) -> float:
 
 
 def gather_parts(outputs: Sequence[Any], samples: Sequence[int]) -> Any:
-    """Collective: tensors of each part's samples to those of the whole batch, on every rank.
+    """Joins tensors of each part's samples to the whole batch's, on every rank. Collective.
 
     Args:
         outputs: of each of this rank's parts, of one structure.

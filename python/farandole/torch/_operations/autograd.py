@@ -29,7 +29,7 @@ def apply(function: Any, *arguments: Any) -> Any:
 def reduced(
     function: Any, tensors: Sequence[torch.Tensor], compression: type[Compressor], how: How
 ) -> list[torch.Tensor]:
-    """Runs one of the reductions below on what is sent of each tensor."""
+    """Runs one of the reductions below on the compressed form of each tensor."""
     given = [(f"tensor {i}", tensor) for i, tensor in enumerate(calls.listed(tensors))]
     return _reduced(function, given, compression, how, single=False)
 
@@ -62,7 +62,7 @@ def _reduced(
 def _together(
     submit: Callable[..., int], tensors: Sequence[torch.Tensor], *how: Any, single: bool
 ) -> tuple[torch.Tensor, ...]:
-    """What autograd records: always a tuple."""
+    """The results as a tuple also for a single tensor, as autograd records them."""
     if single:
         return (wait(submit(tensors[0], *how, single=True)),)
     return tuple(wait(submit(list(tensors), *how)))

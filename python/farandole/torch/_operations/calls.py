@@ -1,7 +1,7 @@
 """Operations on tensors, submitted by name: checked, laid out and put on their way.
 
-Each function returns a handle at once. Nothing here is recorded by autograd. An operation works
-into a new tensor unless it is told `into` which.
+Each function returns a handle at once. Nothing here is recorded by autograd. An operation writes
+into a new tensor unless `into` is given.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def _prefixed(prefix: str, name: Any) -> Any:
-    """So that what gathers under the user's name does not meet a gather of that name."""
+    """The user's name with a prefix, so that it does not match an allgather of that name."""
     return f"{prefix}.{name}" if name and isinstance(name, str) else name
 
 
@@ -60,7 +60,7 @@ _Row = tuple[Any, Any, tuple[int, ...]]
 
 
 def _row(tensor: torch.Tensor, target: torch.Tensor | None) -> _Row:
-    """What the core takes of one tensor."""
+    """The core's arguments for one tensor: source, target and shape."""
     source = borrow(tensor)
     if target is tensor:
         bump_version(target)
@@ -69,14 +69,14 @@ def _row(tensor: torch.Tensor, target: torch.Tensor | None) -> _Row:
 
 
 def _real_row(tensor: torch.Tensor, target: torch.Tensor) -> _Row:
-    """The same where the result has the tensor's shape, or fewer rows: it may be complex."""
+    """The same for a tensor that may be complex; the result has its shape, or fewer rows."""
     source = as_reals(tensor)
     return _row(source, source if target is tensor else as_reals(target))
 
 
 def _tensor(made: tuple[Any, str, tuple[int, ...]], source: torch.Tensor) -> torch.Tensor:
-    """A result that the core has made of a tensor: as it lies in memory, or brought to where that
-    tensor lies."""
+    """The core's result as a tensor: over the core's own memory, or copied to the device of
+    `source`."""
     memory, dtype, shape = made
     if isinstance(memory, _core.StagedResult):
         result = _devices.new_empty(source, shape)
@@ -92,7 +92,7 @@ def _tensor(made: tuple[Any, str, tuple[int, ...]], source: torch.Tensor) -> tor
 
 
 class How(NamedTuple):
-    """What a reduction is asked for, besides its tensors."""
+    """The arguments of a reduction, besides its tensors."""
 
     name: str | None
     op: int
@@ -102,7 +102,7 @@ class How(NamedTuple):
 
 
 def _sources(tensors: Any, single: bool) -> list[tuple[str, Any]]:
-    """With what messages call them."""
+    """The tensors, with their names in messages."""
     if single:
         return [("tensor", tensors)]
     return [(f"tensor {i}", tensor) for i, tensor in enumerate(listed(tensors))]

@@ -1,4 +1,4 @@
-"""What layers cost: counted, or measured."""
+"""The cost of layers: counted, or measured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_split(split: Split, example: Any, layers: int, stages: int) -> None:
 
 
 def bounds_of(split: Split, layers: Sequence[Layer], stages: int, example: Any) -> list[int]:
-    """Collective, where it is measured.
+    """The bounds of the stages. Collective where costs are measured.
 
     Raises:
         InvalidArgument: rank 0 could not measure; on every rank.
@@ -106,8 +106,8 @@ def _seconds_of_rank_0(layers: Sequence[Layer], example: Any) -> list[float]:
 
 
 def measured(layers: Sequence[Layer], x: Any) -> list[float]:
-    """Seconds of forward and backward of each layer, one after the other; of those that are made
-    here there is one at a time."""
+    """Seconds of forward and backward of each layer, one after the other. Of the layers that are
+    made here, one exists at a time."""
     costs = []
     for layer in layers:
         try:

@@ -13,7 +13,7 @@ from farandole._core import InvalidArgument
 
 
 class Outline(NamedTuple):
-    """What every rank knows of a layer, and keeps."""
+    """The description of a layer that every rank keeps."""
 
     name: str  # as in the model of one process: "3", "head.0"
     kind: str  # its class
@@ -26,19 +26,19 @@ class Outline(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Of a model that is being cut."""
+    """A layer of a model that is being split into stages."""
 
     outline: Outline
     make: Callable[[], nn.Module]
 
 
 def layers_of(model: Any, seed: int) -> list[Layer]:
-    """In order.
+    """The layers of a model, in order.
 
     Args:
         model: an ``nn.Sequential``, whose Sequentials count as the layers in them; or a list of
             modules and of functions that make one.
-        seed: of layers that are made here: layer i draws from seed + i, whoever makes it.
+        seed: of layers that are made here: layer i draws from seed + i, on any rank.
 
     Raises:
         InvalidArgument: it is something else, or a layer cannot be made.
@@ -104,8 +104,8 @@ def _outline(name: str, module: nn.Module) -> Outline:
 
 
 def _thought(make: Callable[[], Any], name: str) -> nn.Module:
-    """As it would be, without memory. A few layers cannot be made so: these are made, one at a
-    time, and dropped."""
+    """The layer without memory, on the meta device. A few layers cannot be made so: these are made,
+    one at a time, and dropped."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
@@ -158,7 +158,7 @@ def _materialized(module: nn.Module, name: str, seed: int) -> nn.Module:
 
 
 def stage_of(layers: Sequence[Layer]) -> tuple[nn.Sequential, list[nn.Module]]:
-    """Of some of a model's layers: a module that names them as the model does, and the layers in
+    """A module of some of a model's layers, under the model's names for them; and the layers in
     order."""
     root = nn.Sequential()
     made = []

@@ -20,7 +20,7 @@ from farandole.pipeline._places import Place
 from farandole.torch._pipeline.state import gathered
 
 _Groups = list[tuple[dict[str, Any], int]]  # options, and how many parameters
-# What optimizers of PyTorch keep for each element of a parameter.
+# State that PyTorch's optimizers keep for each element of a parameter.
 _LIKE_PARAMETERS = (
     "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum",
 )  # fmt: skip
@@ -30,7 +30,7 @@ _NONE: dict[str, Any] = {"state": {}, "param_groups": []}
 def gathered_state(
     optimizer: Any, group: Group, place: Place, root_rank: int | None
 ) -> dict[str, Any]:
-    """Collective."""
+    """The state of all stages' optimizers, as of one process. Collective."""
     own: Any = _NONE
     error: InvalidArgument | None = None
     try:
@@ -55,7 +55,7 @@ def gathered_state(
 
 
 def load(optimizer: Any, state: Mapping[str, Any], place: Place) -> None:
-    """Collective. Raises InvalidArgument."""
+    """Loads this stage's part of such a state. Collective. Raises InvalidArgument."""
     own: Any = _NONE
     error: InvalidArgument | None = None
     try:
@@ -120,7 +120,7 @@ def _told(mine: _Groups, error: InvalidArgument | None, place: Place) -> list[_G
 
 
 def _require_alike(stages: Sequence[_Groups]) -> None:
-    """Those of one process have one value for all parameters of a group."""
+    """Requires the same options on all stages, as one process has one value for each group."""
     known = [groups for groups in stages if groups]
     for groups in known[1:]:
         if len(groups) != len(known[0]):
@@ -145,7 +145,7 @@ def _counts(stages: Sequence[_Groups]) -> list[list[int]]:
 
 
 def _numbers(stages: Sequence[_Groups]) -> list[list[int]]:
-    """By stage: of each of its parameters, in its optimizer's order, the number in the whole."""
+    """By stage: each parameter's number in the whole model, in the order of its optimizer."""
     counts = _counts(stages)
     found: list[list[int]] = [[] for _ in stages]
     following = 0

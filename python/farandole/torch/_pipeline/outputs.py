@@ -1,4 +1,4 @@
-"""What last stages have of a batch, for all ranks."""
+"""Gathers the last stages' outputs of a batch on all ranks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from farandole.torch.sync_batch_norm import SyncBatchNorm
 
 
 def refuse_shared(model: Any, bounds: Sequence[int], names: Sequence[str]) -> None:
-    """Parameters of several stages: each would have a copy, and they would part."""
+    """Refuses parameters that several stages share, as their copies would diverge."""
     if not isinstance(model, nn.Sequential):
         modules = [each if isinstance(each, nn.Module) else None for each in model]
     else:
@@ -47,7 +47,7 @@ def refuse_synchronized(module: nn.Module) -> None:
 
 
 def warn_of_few_samples(module: nn.Module, samples: int) -> None:
-    """Of layers that take the statistics of each micro-batch."""
+    """Warns of layers that normalize by the statistics of each micro-batch, if it is small."""
     kinds = [name for name, each in module.named_modules() if isinstance(each, _BatchNorm)]
     if kinds and samples < FEW:
         warnings.warn(

@@ -14,7 +14,7 @@ _LINE = "pipeline.load_state_dict(state), of the same state on every rank"
 
 
 def share_first_replica(module: nn.Module, replicas: ProcessSet) -> None:
-    """Collective: all have the values of the first."""
+    """Gives all replicas the values of the first. Collective."""
     group = own_group_of(replicas)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.numel() == 0:
@@ -27,8 +27,8 @@ def share_first_replica(module: nn.Module, replicas: ProcessSet) -> None:
 
 
 def exchange_of(module: nn.Module, reduction: Reduction) -> GradientExchange | None:
-    """Collective: what reduces gradients when a step has them all; None where the stage has no
-    parameters that learn."""
+    """The exchange that reduces gradients at the end of a step; None where the stage has no
+    parameters that learn. Collective."""
     named = list(module.named_parameters())
     managed = [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0]
     if not managed:

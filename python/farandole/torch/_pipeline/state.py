@@ -19,8 +19,8 @@ from farandole.torch._tensors import borrow
 def gathered(
     mine: Mapping[Any, Any], group: Group, place: Place, root_rank: int | None
 ) -> dict[Any, Any]:
-    """Collective: those of all stages, in order, as the first replica has them. Tensors travel by
-    themselves, others as pickles."""
+    """Gathers the values of all stages, in order, from the first replica. Tensors are sent as they
+    are, other values as pickles. Collective."""
     sends = place.replica == 0
     named = [(k, v.detach()) for k, v in mine.items() if isinstance(v, torch.Tensor)]
     rows = [(k, tuple(t.shape), t.dtype) for k, t in named]
@@ -44,7 +44,7 @@ def gathered(
 
 
 def _moved(tensor: torch.Tensor, group: Group, source: int, root: int | None) -> None:
-    """As bytes, so that every dtype can be."""
+    """Sends a tensor as bytes, so that it may have any dtype."""
     flat = tensor.contiguous() if not tensor.is_contiguous() else tensor
     if flat.numel() == 0 or root == source:
         return

@@ -1,4 +1,4 @@
-"""What is sent between stages, and how its gradients come back."""
+"""Tensors that are sent between stages, and the way back for their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farandole.torch._tensors import DTYPE_NAMES, DTYPES, borrow, check_on_host
 
 
 class TorchTensors:
-    """As the engine's buffers."""
+    """PyTorch's tensors as the engine's buffers."""
 
     def sent(self, tensor: torch.Tensor) -> Any:
         return borrow(tensor.detach())
@@ -25,7 +25,7 @@ class TorchTensors:
 
 
 def form_of(tree: Any) -> tuple[Form, list[torch.Tensor]]:
-    """What a stage has made, to be sent. Raises InvalidArgument."""
+    """The form and the tensors of a stage's outputs, to be sent. Raises InvalidArgument."""
     tensors: list[torch.Tensor] = []
 
     def number(leaf: Any) -> int:
@@ -52,14 +52,14 @@ def _leaf(tensor: torch.Tensor) -> Leaf:
 
 
 def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """As it can be sent."""
+    """The tensor as it can be sent: detached, contiguous, and no lazy view."""
     if tensor is None:
         return None
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
 class Received:
-    """What a stage gets of a micro-batch, with the start of its graph.
+    """The inputs that a stage receives of a micro-batch, where its graph begins.
 
     The tensors are no leaves: layers may change them in place, as they may in one process.
     """
@@ -87,13 +87,13 @@ class Received:
 
 
 class _Arrived:
-    """What backward has brought to the beginning; apart, so that no tensor refers to itself."""
+    """The gradients of a stage's inputs, held apart so that no tensor refers to itself."""
 
     gradients: Sequence[torch.Tensor | None] = ()
 
 
 class _Beginning(torch.autograd.Function):
-    """Where a graph begins that another stage goes on with."""
+    """The start of this stage's graph; backward goes on in the stage before."""
 
     @staticmethod
     def forward(

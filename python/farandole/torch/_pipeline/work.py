@@ -26,7 +26,7 @@ _NOTHING = Form(None, ())
 
 
 class Stage(NamedTuple):
-    """What stays the same from step to step."""
+    """This rank's stage: all that stays the same from step to step."""
 
     place: Place
     module: nn.Module
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """From a micro-batch's forward to its backward."""
+    """Kept from a micro-batch's forward to its backward."""
 
     received: Received | None
     outputs: list[torch.Tensor]  # the loss alone, on the last stage
@@ -89,10 +89,10 @@ class StageWork(ForwardWork):
         return [p.stop - p.start for p in self._parts]
 
     def _check_targets(self) -> None:
-        """Where there is a loss to compute."""
+        """Checks the targets, where there is a loss to compute."""
 
     def _weigh(self, total: int) -> None:
-        """Likewise; of so many samples."""
+        """Weights the micro-batches of `total` samples, likewise."""
 
     def _cut(self, tree: Any, k: int) -> Any:
         return map_leaves(lambda leaf: leaf[self._parts[k]], tree)
@@ -100,7 +100,7 @@ class StageWork(ForwardWork):
     # ---- forward ----
 
     def forward(self, k: int, samples: int, received: Message | None) -> tuple[Form, list[Any]]:
-        del samples  # for those who look at it
+        del samples  # for subclasses
         got = None if received is None else Received(received, training=self.training)
         x = self._cut(self._inputs, k) if got is None else got.tree
         with torch.set_grad_enabled(self.training):
@@ -119,8 +119,8 @@ class StageWork(ForwardWork):
         return x
 
     def _measured(self, x: Any) -> Any:
-        """The same, with a look at the memory that stands until backward: what comes in, and the
-        outputs of layers that are made of no others."""
+        """The same; also measures the memory that is kept until backward: the inputs, and the
+        outputs of modules without children."""
         seen = {leaf.data_ptr(): leaf.nbytes for leaf in leaves(x)}
 
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -139,12 +139,12 @@ class StageWork(ForwardWork):
             self._bytes = sum(seen.values())
 
     def take(self, k: int, received: Received | None, outputs: Any) -> None:
-        """What the last stage does with its outputs."""
+        """Takes the last stage's outputs of a micro-batch."""
         del received
         self.outputs[k] = outputs
 
     def keep(self, k: int, received: Received | None, outputs: list[torch.Tensor]) -> None:
-        """What other stages keep for backward."""
+        """Keeps the outputs of other stages for backward, in training."""
 
     def backward(self, k: int, gradients: Message | None) -> tuple[Form, list[Any]]:
         raise NotImplementedError
@@ -210,7 +210,7 @@ class LossWork(StageWork):
     def keep_loss(
         self, k: int, received: Received | None, loss: torch.Tensor, outputs: Any
     ) -> None:
-        """Of the last stage, for backward."""
+        """Keeps the loss of the last stage for backward, in training."""
 
 
 class TrainWork(LossWork):
@@ -287,8 +287,8 @@ class TrainWork(LossWork):
             p.grad = None
 
     def check(self, rows: Sequence[Fared]) -> None:
-        """How all ranks fared. The loss of some micro-batches or replicas may be a constant, where
-        nothing in them is of interest; not that of the whole batch.
+        """Checks how all ranks fared. The loss of some micro-batches or replicas may be a constant,
+        where nothing in them counts; not that of the whole batch.
 
         Raises:
             InvalidArgument: it is one; on every rank. All gradients are dropped then.

@@ -27,8 +27,8 @@ from farandole.torch.compression import Compressor
 
 
 class AdasumOptimizer(WrappedOptimizer):
-    """What DistributedOptimizer puts before the optimizer's own class with ``op=Adasum``: every
-    rank steps by itself, and the parameters move by the Adasum of all ranks' moves."""
+    """The class that DistributedOptimizer puts before the optimizer's own with ``op=Adasum``. Every
+    rank steps by itself; then the parameters move by the Adasum of all ranks' moves."""
 
     _all: Named
     _named: Named  # that are trained
@@ -66,8 +66,8 @@ class AdasumOptimizer(WrappedOptimizer):
         return result
 
     def prepare_unscale(self) -> None:
-        """Ranks step with their own gradients, and a scaler skips where these overflow. What
-        overflows on one rank does so on all: they skip alike."""
+        """Ranks step with their own gradients, and a scaler skips where these overflow.
+        An overflow on one rank becomes one on all ranks, so that they skip alike."""
         if self._alone is not None:
             self._alone.check()
         gradients = [p.grad for _, p in self._named if p.grad is not None]
@@ -103,14 +103,14 @@ class AdasumOptimizer(WrappedOptimizer):
         self._alone = worlds.Alone(self._named, outside=True)
 
     def enter_world(self) -> None:
-        """What ranks compare as training begins they compare in every world."""
+        """Begins anew, as ranks compare their parameters at the start of every world."""
         for _, p in self._named:
             p.grad = None
         self._alone = worlds.Alone(self._named, outside=False)
         self.begin()
 
     def begin(self) -> None:
-        """As if no step had been taken."""
+        """Begins all checks anew, as if no step had been taken."""
         parameters = [p for _, p in self._named]
         self._silence = Silence([n for n, _ in reversed(self._named)], parameters)
         self._weights = TensorWeights("Adasum", self._all)

@@ -74,8 +74,8 @@ class Buckets:
         self._bytes = Bytes()
 
     def learn(self, needed: Iterable[int]) -> None:
-        """Where they are now. The views of `needed` are made at once: not in the middle of a step;
-        others, of large parameters, when they are needed."""
+        """Looks up where gradients lie now. Makes the views of `needed` at once, not in the middle
+        of a step; others, of large parameters, when they are needed."""
         self.forget()
         self.places = [Place(*place) for place in self._reducer.places]
         self._views = [None] * len(self._parameters)

@@ -15,8 +15,8 @@ from farandole.torch._training.on_device import misplaced, several
 
 
 class DeviceShards:
-    """Those of one optimizer that lie on devices; it may have none. There parameters stay where
-    they are, and gradients where autograd makes them.
+    """The parameters of one optimizer that are on devices, if any. These stay where they are, and
+    gradients where autograd makes them.
 
     Args:
         named: the parameters, in the update's order.
@@ -46,8 +46,8 @@ class DeviceShards:
         self._steps = list(update.steps)  # before the present update
 
     def bring(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
-        """To its bucket, behind what this thread's stream does now. The gradient that stands for it
-        from now on: the same, unless it had to be laid out otherwise."""
+        """Copies a gradient to its bucket, after the work now in this thread's stream. Returns the
+        gradient to use from now on: the same, unless it had to be laid out otherwise."""
         name, p = self._named[i]
         device = self._devices[i]
         if device is None or _devices.device_of(gradient) != device:
@@ -89,8 +89,8 @@ class DeviceShards:
             shards.arrive()
 
     def end(self) -> None:
-        """After an update: what this thread puts into its streams from now on finds the new
-        parameters. Waits for nobody."""
+        """Called after an update: work that this thread queues on its streams from now on finds the
+        new parameters. The host does not wait."""
         if not self._shards:
             return
         back: dict[int, list[tuple[int, int]]] = {}

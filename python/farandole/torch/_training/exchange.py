@@ -93,7 +93,7 @@ class GradientExchange(Hooked):
         self._passes_per_step = passes_per_step
         self._passes = 0  # begun since gradients were last reduced
         self._held = 0  # depth of no_sync()
-        # Reduced gradients stand where autograd accumulates, and nobody has used them up.
+        # Reduced gradients stand where autograd accumulates, and no step has used them up.
         self._standing = False
         self.completes: Completes | None = None
         self.failures = 0  # of passes that reduced, of which the others know

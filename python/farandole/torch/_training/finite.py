@@ -22,7 +22,7 @@ _WIDE = (torch.float32, torch.float64)  # their sums of squares seldom overflow
 
 
 class _Step(NamedTuple):
-    """What a reduction has found."""
+    """The result of looking at the gradients of one reduction."""
 
     number: int
     flag: Callable[[], float]  # of all ranks, 0 where all gradients are finite
@@ -35,7 +35,7 @@ class FiniteGradients:
 
     Args:
         named: parameters, whose gradients are reduced.
-        looks: False: another one does.
+        looks: False where another exchange looks.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class FiniteGradients:
 
     @property
     def named(self) -> list[tuple[str, torch.Tensor]]:
-        """What is reduced besides."""
+        """The flag, which is reduced with the gradients."""
         return [(FLAG, self.flag)] if self.looks else []
 
     # Before gradients are reduced.
 
     def begin(self) -> None:
-        """A pass that reduces."""
+        """Begins a pass that reduces."""
         if self.is_there and self.flag.grad is not None:  # of a pass that failed: still written to
             self._homes[0] = _devices.copied_to(self._place, torch.zeros(1, dtype=self.flag.dtype))
         self._found = self._reduced = self.flag.grad = None
         self._sums.clear()
 
     def look(self, i: int, values: torch.Tensor) -> None:
-        """At the gradient of parameter i, as it is sent."""
+        """Looks at the gradient of parameter i, as it is sent."""
         if self._found is not None:
             return
         total = total_of(values)
@@ -87,7 +87,7 @@ class FiniteGradients:
 
     @staticmethod
     def are_finite(values: torch.Tensor) -> bool:
-        """Of a bucket, with one look at it."""
+        """Whether a bucket's values are finite, by one number; False also if that overflows."""
         wide = values.dtype in _WIDE  # whose product is faster than a sum
         return kind_of(torch.dot(values, values) if wide else total_of(values)) is None
 
@@ -108,7 +108,7 @@ class FiniteGradients:
     # When they are.
 
     def note_reduced(self, flag: torch.Tensor) -> None:
-        """The flag is that of all ranks."""
+        """Takes the flag of all ranks."""
         self._number += 1
         found, sums = self._found, list(self._sums)
         if not self.is_there:
@@ -121,7 +121,7 @@ class FiniteGradients:
         self._reduced = _Step(self._number, read, lambda: found or _first(sums), waits=True)
 
     def note_skip(self, found_inf: torch.Tensor | None) -> None:
-        """A step that looks for infinities itself, and leaves out its update where there are."""
+        """Notes a step that looks for infinities itself, and skips its update if there are any."""
         if found_inf is not None and self._reduced is not None:
             read, skips = self._reduced.flag, found_inf
             self._reduced = self._reduced._replace(flag=lambda: 0.0 if skips.item() else read())
@@ -140,11 +140,11 @@ class FiniteGradients:
 
 
 class OwnGradients:
-    """Of a step that does not reduce gradients before it uses them: each rank keeps its own until
-    then. Looks where they lie on the host; on devices only for an error, as this waits for them.
+    """Checks the gradients of a step that uses each rank's own, without reducing them before. On
+    devices it looks only where it must raise an error, as the host then waits for them.
 
     Args:
-        named: in the order in which their gradients become ready, of which the first is told.
+        named: in the order in which their gradients become ready; the first bad one is reported.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class OwnGradients:
         self._number = 0
 
     def found(self) -> Found | None:
-        """Of this rank, now."""
+        """This rank's first gradient that is not finite now."""
         self._number += 1
         for i, p in enumerate(self._parameters):
             if p is not None and p.grad is not None:
@@ -177,7 +177,7 @@ class OwnGradients:
             self.report(mine)
 
     def report(self, mine: Found | None) -> None:
-        """Collective, in a step where some rank has one."""
+        """Reports them in a step where some rank has one. Collective."""
         self.numerics.report(mine, self._number)
 
 

@@ -73,14 +73,14 @@ class Gradients:
         self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def retire(self) -> None:
-        """Others follow, with a reducer of their own."""
+        """Drains the reducer, as a successor with its own follows."""
         self._sparse.drain()
         if self._reducer.step_open:
             self._reducer.drain()
         self.forget_places()
 
     def forget_places(self) -> None:
-        """Gradients that users see stay."""
+        """Forgets the buckets. Gradients that users see stay."""
         self._buckets.forget()
 
     def learn_places(self) -> None:
@@ -96,8 +96,8 @@ class Gradients:
         self._learn_looks()
 
     def _learn_looks(self) -> None:
-        """Which gradients are looked at one by one, and which together: those of a bucket, before
-        it is complete and so reduced."""
+        """Decides which gradients are looked at one by one, and which together: those of a bucket,
+        before the last one completes it and its reduction begins."""
         finite, self._places = self._finite, self._buckets.places
         places = self._places
         self._looks = [finite.looks and p is not finite.flag for p in self._parameters]
@@ -113,14 +113,14 @@ class Gradients:
                 del self._together[bucket]
         for i in (i for members in self._together.values() for i in members):
             self._looks[i] = False
-        # That of the flag is complete when all gradients are there.
+        # The flag's bucket is complete when all gradients are there.
         self._expected = {b: len(m) + (b == flags) for b, m in self._together.items()}
         self._awaited = dict(self._expected)
 
     # To the reducer.
 
     def begin(self) -> None:
-        """A pass that reduces."""
+        """Begins a pass that reduces."""
         self._sparse.drain()  # of a pass that failed
         if self._reducer.step_open:
             self._reducer.drain()
@@ -138,7 +138,7 @@ class Gradients:
         self._awaited = dict(self._expected)
 
     def missing(self) -> list[int]:
-        """Those that this pass did not bring, and that are there."""
+        """Parameters with a gradient that this pass did not bring."""
         rows = enumerate(zip(self._marked, self._parameters, strict=True))
         return [i for i, (marked, p) in rows if not marked and p.grad is not None]
 
@@ -203,7 +203,7 @@ class Gradients:
         p.grad = alias
 
     def _bring(self, i: int, grad: torch.Tensor, dims: int) -> None:
-        """From a device. Where gradients are compressed users see their own until the end."""
+        """Hands in a gradient on a device. Users see their own until the end if compressed."""
         wire = grad if self._compression is None else self._compress(i, grad)
         if wire.stride() != self._strides[i] or wire.dtype != self._dtypes[i]:
             wire = _devices.laid_out(wire, self._strides[i], self._dtypes[i])
@@ -226,8 +226,8 @@ class Gradients:
         return self._awaited[bucket] == 0
 
     def _look_at_bucket(self, i: int) -> None:
-        """Of gradient i, which stands there as all that are marked do. Where others are not, older
-        numbers stand."""
+        """Looks at the bucket of gradient i, which holds i and all marked ones. Where other
+        gradients are missing, it holds older numbers."""
         if self._finite.is_up or self._finite.are_finite(self._buckets.whole(i)):
             return
         for other in self._together[self._places[i].bucket]:
@@ -250,7 +250,7 @@ class Gradients:
         return wire.reshape(grad.shape)
 
     def launch(self) -> None:
-        """When all have been taken; may be called again. Waits for nobody."""
+        """Launches the rest, once all have been taken. May be called again, and does not wait."""
         if self._finite.looks and not self._marked[-1]:
             self._raise_flag()
         self._reducer.launch_rest()
@@ -290,8 +290,8 @@ class Gradients:
     # To the user.
 
     def show(self) -> list[int]:
-        """Reduced ones become what the user sees. What was used on no rank, which is returned,
-        stays as it is."""
+        """Shows the user the reduced gradients. Returns the parameters that no rank used, whose
+        gradients stay as they are."""
         left_out = self._reducer.left_out if self._reducer.has_better_plan else {}
         self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
         used: list[int] = []
@@ -333,7 +333,7 @@ class Gradients:
             self._show_sparse(i, grad.to_sparse(dims))
 
     def _reduced(self, i: int) -> torch.Tensor:
-        """As it was sent, where the parameter lies."""
+        """The reduced gradient in the form that was sent, where the parameter lies."""
         if not self._there[i]:
             return self._buckets.alias(i)
         there = self._on_devices.taken(i)

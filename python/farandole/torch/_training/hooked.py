@@ -1,4 +1,4 @@
-"""Who hears of the gradients of which parameters: of each parameter one, the newest."""
+"""Hooks on the gradients of parameters; of each parameter only the newest optimizer has one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from farandole.torch._training.weights import BROADCAST, Compared, Rest
 
 
 class Hooked:
-    """Hears of every gradient of its parameters, until it dies or another one is made over one of
-    them: two that reduce the same gradient would reduce it twice, and write into each other's."""
+    """Hooks every gradient of its parameters, until it dies or a newer one takes over one of them:
+    two that reduce the same gradient would reduce it twice, and overwrite each other's."""
 
     taken: str | None = None  # the first parameter that a newer one has
     weighed_only = False  # backward passes must be of losses with their weight
@@ -43,12 +43,12 @@ class Hooked:
         self._entering = threading.Lock()
 
     def compare_also(self, rest: Rest) -> None:
-        """Collective, between steps."""
+        """Adds to what ranks compare. Collective, between steps."""
         self.compared.rest = rest
         self._watch_weights()
 
     def _watch_weights(self) -> None:
-        """Has what is compared compared, in the steps that come."""
+        """Makes the steps that come compare the tensors."""
 
     def present_pass(self) -> Pass | None:
         return self._pass() if self._pass is not None else None
@@ -68,8 +68,8 @@ class Hooked:
         raise NotImplementedError
 
     def make_last(self, i: int) -> bool:
-        """Sees to it that no hook of the program comes after ours, in the next backward. Whether
-        none does in this one."""
+        """Moves our hook behind those of the program, for the next backward. Returns whether it is
+        the last in this one."""
         hooks: dict[int, Any] = self.parameters[i]._post_accumulate_grad_hooks
         if len(hooks) == 1:
             return True
@@ -92,14 +92,14 @@ class Hooked:
         return self.parameters
 
     def hear(self) -> None:
-        """Called once, when all ranks have agreed to it."""
+        """Registers the hooks. Called once, when all ranks have agreed to it."""
         take_over(self.parameters)
         self._hooks: list[Any] = []
         self._hook_rest()
         hearing.add(self)
 
     def hear_also(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Of more parameters, from now on."""
+        """Registers hooks on more parameters."""
         take_over(p for _, p in named)
         self.names += [name for name, _ in named]
         self.parameters += [p for _, p in named]
@@ -116,13 +116,13 @@ class Hooked:
             hook.remove()
 
     def give_up(self, name: str) -> None:
-        """A newer one has that parameter: this one hears of no gradient any more."""
+        """Removes the hooks, as a newer one has that parameter."""
         self.taken = name
         for hook in self._hooks:
             hook.remove()
 
     def end_hearing(self) -> None:
-        """Its world has ended: who makes another one hears of gradients by that."""
+        """Removes the hooks, as the world has ended; an optimizer made later has its own."""
         hearing.discard(self)
         for hook in self._hooks:
             hook.remove()
@@ -146,7 +146,7 @@ class Hooked:
 
 
 def take_over(parameters: Iterable[torch.Tensor]) -> None:
-    """Silences who has heard of the gradients of any of these."""
+    """Removes the hooks of each `Hooked` that has one of these parameters."""
     mine = {id(p) for p in parameters}
     for other in list(hearing):
         shared = (n for n, p in zip(other.names, other.parameters, strict=True) if id(p) in mine)

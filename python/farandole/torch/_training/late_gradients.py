@@ -33,7 +33,7 @@ class LateGradients:
         return any(self._parameters[i] is p for i in self.places)
 
     def reduce(self) -> None:
-        """Those that are there now."""
+        """Reduces those that are there now."""
         late = [i for i in self.places if self._parameters[i].grad is not None]
         flights = [self._start(i) for i in late]
         for i, (handle, context) in zip(late, flights, strict=True):

@@ -12,7 +12,7 @@ from farandole.torch import _devices
 
 
 class OnDevices:
-    """Those of one optimizer's gradients that lie on devices; it may have none."""
+    """The gradients of one optimizer that are on devices; there may be none."""
 
     def __init__(self, reducer: _core.Reducer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._devices = [_devices.device_of(p) for _, p in named]
@@ -34,14 +34,14 @@ class OnDevices:
         self._brought[i] = gradient
 
     def take_back(self, wanted: Sequence[int]) -> None:
-        """When the step's buckets are reduced: what this thread puts into its streams from now on
-        finds the reduced gradients. Waits for nobody."""
+        """Called when the step's buckets are reduced: work that this thread queues on its streams
+        from now on finds the reduced gradients. The host does not wait."""
         for device, carrier in self._carriers.items():
             back = [i for i in wanted if i in self._brought and self._devices[i] == device]
             carrier.take_back(back, _devices.current_stream(device))
 
     def taken(self, i: int) -> torch.Tensor | None:
-        """Once; None where this rank had no gradient in this step."""
+        """The gradient, once; None where this rank had none in this step."""
         return self._brought.pop(i, None)
 
     def forget(self) -> None:
@@ -52,7 +52,7 @@ class OnDevices:
 
 
 def several(devices: Sequence[int | None]) -> list[int]:
-    """Those that there are, each once; None is the host."""
+    """The different devices in order, without the host (None)."""
     return sorted({device for device in devices if device is not None})
 
 

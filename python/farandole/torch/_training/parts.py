@@ -43,7 +43,7 @@ _NONE = -2  # of the numbers of graph tasks, of which -1 is outside of a backwar
 
 
 class _Stands(enum.Enum):
-    """Where the present batch is."""
+    """The state of the present batch."""
 
     NOWHERE = enum.auto()  # there is none
     COMPUTING = enum.auto()  # a (micro-)batch was given out
@@ -53,7 +53,7 @@ class _Stands(enum.Enum):
 
 
 class PartGradients(Hooked):
-    """Of one optimizer; see Note [Gradients in parts].
+    """The gradients of one optimizer; see Note [Gradients in parts].
 
     Args:
         named: the parameters that get gradients.
@@ -85,7 +85,7 @@ class PartGradients(Hooked):
         self._hear_before()
 
     def _hear_before(self) -> None:
-        """Autograd keeps the nodes that accumulate only as long as somebody has them."""
+        """Hooks the nodes that accumulate, and holds them, as autograd does not keep them alive."""
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.parameters]
         me: weakref.ref[PartGradients] = weakref.ref(self)
         self._hooks = [
@@ -99,7 +99,7 @@ class PartGradients(Hooked):
         self.forget()
 
     def forget(self) -> None:
-        """The present batch is left. What stood before it, and was not zeroed, stands again."""
+        """Leaves the present batch. Gradients from before it, if not zeroed, are restored."""
         if self._stands in (_Stands.COMPUTING, _Stands.COMPUTED):
             for i, before in self._before.items():
                 self.parameters[i].grad = before
@@ -208,7 +208,7 @@ class PartGradients(Hooked):
                 self.finish()
 
     def _take(self) -> None:
-        """What this backward has accumulated."""
+        """Takes away the gradients that this backward has accumulated."""
         for i in sorted(self._seen):
             self._take_one(i)
         self._seen.clear()
@@ -247,7 +247,7 @@ class PartGradients(Hooked):
             self._exchange.open, self._exchange.completes = True, None
 
     def _is_reduced(self) -> bool:
-        """As the exchange's own pass has ended."""
+        """Whether the exchange's own pass has reduced all, as that has ended."""
         assert self._exchange is not None
         return not self._unsent and not self._exchange.reducing
 
@@ -255,7 +255,7 @@ class PartGradients(Hooked):
         self._complete(self._numbers[id(p)])
 
     def complete_rest(self) -> None:
-        """What this backward has not come to; other parts may have."""
+        """Completes parameters that this backward did not reach; other parts may have."""
         for i in sorted(self._unsent):
             self._complete(i)
 
@@ -265,7 +265,7 @@ class PartGradients(Hooked):
         self.parameters[i].grad = self._folded(i)
 
     def _folded(self, i: int) -> torch.Tensor | None:
-        """Keeps none of them: the next parameter's can have their memory, which is in the cache."""
+        """Folds the parts' gradients, and frees them while their memory is in the cache."""
         gradient = self._mine.pop(i, None)
         for lower in self._folding.downwards():
             there = lower.pop(i, None)
@@ -302,8 +302,8 @@ class PartGradients(Hooked):
         self.reduced()
 
     def _set_aside(self) -> _Gradients:
-        """Leaves no gradients; returns those of this rank's parts. What stood before lies where the
-        reduction writes."""
+        """Clears p.grad; returns the gradients of this rank's parts. Copies earlier gradients, as
+        the reduction overwrites their memory."""
         for i, p in enumerate(self.parameters):
             if i not in self._touched and p.grad is not None:
                 self._before[i] = p.grad
@@ -312,16 +312,16 @@ class PartGradients(Hooked):
         return self._folding.result()
 
     def is_due(self) -> bool:
-        """Of this rank's last part, where no backward has ended: its gradients are all None."""
+        """Whether the last part of this rank has had no backward: its gradients are all None."""
         return self._last and self._stands in (_Stands.COMPUTING, _Stands.COMPUTED)
 
     def reduce_now(self) -> None:
         self.finish()
 
-    # What goes wrong.
+    # Failures.
 
     def _fail(self) -> None:
-        """A backward raised; the other ranks are told, without waiting for them."""
+        """Ends a batch whose backward raised; notifies the other ranks without waiting for them."""
         if self._stands is _Stands.FAILED:
             return
         told = self._sending and self._exchange and self._exchange.failures > self._failures
@@ -345,7 +345,7 @@ class PartGradients(Hooked):
             p.grad = None
 
     def refuse_zero_grad(self) -> None:
-        """In the middle of a batch, whose parts would be lost."""
+        """Refuses it in the middle of a batch, whose parts would be lost."""
         if self._stands in (_Stands.COMPUTING, _Stands.COMPUTED) and (self._mine or self._folding):
             self.refuse(
                 InvalidArgument(
@@ -368,7 +368,7 @@ def _sum(lower: _Gradients, upper: _Gradients) -> _Gradients:
 
 
 def _add(lower: torch.Tensor | None, upper: torch.Tensor | None) -> torch.Tensor:
-    """Of at least one."""
+    """The sum of both, or a copy of the one that is not None."""
     if lower is None or upper is None:
         there = upper if lower is None else lower
         assert there is not None

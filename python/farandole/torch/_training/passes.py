@@ -16,14 +16,14 @@ _running_node = torch._C._current_autograd_node
 
 
 def untraced(function: _F) -> _F:
-    """What hooks and optimizers reach is not for Dynamo: it would trace into the engine."""
+    """Hides a function of hooks and optimizers from Dynamo, which would trace into the engine."""
     disable: Any = torch.compiler.disable
     return cast(_F, disable(function))
 
 
 def has_no_end(graph: int) -> bool:
-    """Whether autograd will tell nobody when the running backward ends. Compiled autograd calls
-    hooks, and drops what was queued for the end: gradients are reduced by step() then."""
+    """Whether autograd makes no call when the running backward ends. Compiled autograd calls hooks,
+    but drops callbacks queued for the end: gradients are reduced by step() then."""
     return graph < 0 or bool(getattr(_compiled_autograd, "in_compiled_autograd_region", False))
 
 

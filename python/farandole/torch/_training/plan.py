@@ -92,12 +92,12 @@ class Plan:
         self._others = [(n, p) for n, p in how.weights if id(p) not in known and p.numel() > 0]
 
     def unfrozen(self) -> Named:
-        """Those that have a gradient since the plan was made."""
+        """Parameters that were frozen when the plan was made, and now require a gradient."""
         return [(n, p) for n, p in self._others if p.requires_grad]
 
     def added(self, parameters: Sequence[torch.Tensor]) -> Named | None:
-        """Those that another plan has besides these, its own; None where it still holds. A frozen
-        one stays in it: programs freeze and unfreeze by turns."""
+        """Parameters that a new plan needs besides this one's; None where this plan still holds.
+        Frozen ones stay in it, as programs freeze and unfreeze by turns."""
         added = self.unfrozen()
         places = list(map(torch.Tensor.data_ptr, parameters))
         if not added and places == self._places:

@@ -98,7 +98,7 @@ def is_any_due() -> bool:
 
 @untraced
 def reduce_those_of(parameters: Iterable[torch.Tensor]) -> None:
-    """Collective where they are due, in the order of `parameters`, which all ranks share."""
+    """Reduces gradients that are due, in the order of `parameters`, the same on all ranks."""
     owners: dict[int, Hooked] = {id(p): each for each in hearing for p in each.managed()}
     for p in parameters:
         owner = owners.get(id(p))
@@ -108,7 +108,7 @@ def reduce_those_of(parameters: Iterable[torch.Tensor]) -> None:
 
 @untraced
 def reduced(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same gradients when they are reduced, which can be other tensors."""
+    """The same gradients after their reduction, which can be other tensors."""
     of = {id(p.grad): p for each in hearing for p in each.managed() if p.grad is not None}
     owners = [of.get(id(gradient)) for gradient in gradients]
     reduce_those_of([p for p in owners if p is not None])

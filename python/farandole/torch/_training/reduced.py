@@ -126,13 +126,13 @@ class ReducedOptimizer(WrappedOptimizer):
             self._exchange.set_passes_per_step(passes)
 
     def compute_in_parts(self, of_batch: int) -> PartGradients:
-        """From now on batches are computed in so many parts, which a GlobalBatch gives out."""
+        """From now on batches are computed in this many parts, which a GlobalBatch gives out."""
         self._parts = PartGradients(self._make.managed, self._unmanaged, self._exchange, of_batch)
         return self._parts
 
     @property
     def parts(self) -> PartGradients | None:
-        """Where batches are computed in parts."""
+        """The gradients of parts; None unless batches are computed in parts."""
         return self._parts
 
     # In an elastic job (worlds.py).
@@ -153,7 +153,7 @@ class ReducedOptimizer(WrappedOptimizer):
         self._exchange, self._alone = None, worlds.Alone(self._make.managed, outside=True)
 
     def enter_world(self) -> None:
-        """Collective. What was local, in some other world or in none, is gone."""
+        """Drops all local gradients, and begins in the new world. Collective."""
         for _, p in self._make.managed:
             p.grad = None
         self._exchange, self._alone = self._make(), None
@@ -176,8 +176,8 @@ def _finished(parts: PartGradients, closure: Callable[[], Any]) -> Any:
 def distribute(
     optimizer: torch.optim.Optimizer, named: Named, reduction: Reduction, **options: Any
 ) -> None:
-    """Collective, but in an elastic job. Where there is nobody to reduce with, the optimizer steps
-    by itself.
+    """Makes the optimizer reduce gradients; in a world of one rank, it steps by itself. Collective,
+    except in an elastic job.
 
     Args:
         named: the optimizer's parameters in registration order.

@@ -83,12 +83,12 @@ def settings_of(rule: Rule, group: dict[str, Any]) -> _core.HyperParameters:
 
 
 class ShardedOptimizer(WrappedOptimizer):
-    """What DistributedOptimizer puts before the optimizer's own class."""
+    """The class that DistributedOptimizer puts before the optimizer's own."""
 
     _shards: Shards
     _rule: Rule
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
-    # GradScaler leaves it to step() then to unscale, or not to step: so that it can be refused.
+    # Makes GradScaler leave unscaling and skipping to step(), which can then refuse it.
     _step_supports_amp_scaling = True
 
     def step(self, closure: Any = None) -> Any:
@@ -111,8 +111,8 @@ class ShardedOptimizer(WrappedOptimizer):
         return loss
 
     def _refuse_scaler(self) -> None:
-        """It divides gradients where they stand, of which some were copied to their buckets
-        before; and by itself one rank would leave out a step that the others take."""
+        """Refuses a GradScaler: it divides gradients in place after some were copied to buckets,
+        and one rank alone would skip a step that the others take."""
         of_scaler = [vars(self).pop(name, None) for name in ("grad_scale", "found_inf")]
         if any(value is not None for value in of_scaler):
             self._shards.refuse(
@@ -129,7 +129,7 @@ class ShardedOptimizer(WrappedOptimizer):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """What ``torch.nn.utils.clip_grad_norm_`` does, for the reduced gradients. Collective.
+        """Clips the reduced gradients, as ``torch.nn.utils.clip_grad_norm_`` does. Collective.
 
         Args:
             max_norm: of all gradients as one vector.
@@ -186,7 +186,7 @@ class ShardedOptimizer(WrappedOptimizer):
         self.take_state()
 
     def take_state(self) -> None:
-        """From torch's place of it to the shards."""
+        """Moves the state from `self.state`, where PyTorch loads it, to the shards."""
         mine = [self.state.get(p, {}) for p in self._shards.parameters]
         for slot, name in enumerate(self._rule.slots):
             self._shards.scatter(slot, [state.get(name) for state in mine])
@@ -204,7 +204,7 @@ class ShardedOptimizer(WrappedOptimizer):
             "its state\n  advice: copy the model without it, or use state_dict() on every rank"
         )
 
-    # What the plain DistributedOptimizer has besides.
+    # Further methods of the plain DistributedOptimizer.
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes only accumulate anyway; ``step()`` reduces."""

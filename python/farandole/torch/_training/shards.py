@@ -96,7 +96,7 @@ class Shards(Hooked):
         self._passes = 0  # since the last step
         self._finite = OwnGradients(named, reduction.process_set)
         self._watch_weights()
-        self._endless = -1  # the last backward whose end nobody tells
+        self._endless = -1  # the last backward whose end is not called back
         self.hear()
 
     def _watch_weights(self) -> None:
@@ -113,7 +113,7 @@ class Shards(Hooked):
         self._versions = [memory._version for memory in self._gradients]
 
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """By parameter: its place in the buckets' bytes, in its shape."""
+        """By parameter: the view of its bytes in the buckets, in its shape."""
         return [
             view_of(buckets[place.bucket][place.offset :], p, p.dtype, strides)
             for place, p, strides in zip(self.places, self.parameters, self._strides, strict=True)
@@ -317,7 +317,7 @@ class Shards(Hooked):
         return bytes(present)
 
     def _stands(self, i: int, grad: torch.Tensor) -> bool:
-        """Whether it is in its bucket."""
+        """Whether the gradient is in its bucket."""
         if self._there.has[i]:
             return self._there.stands(i, grad)
         return grad.data_ptr() == self._addresses[i]

@@ -1,8 +1,8 @@
 """An optimizer that never gets a gradient, while backward() gives them to others in its place.
 
-PyTorch steps such an optimizer without a word. Whoever wraps one means it to train: where other
-parameters get gradients from step to step, which look like its own and are nobody's, it was made
-for another model.
+PyTorch steps such an optimizer without a word. A wrapped optimizer is meant to train. If other
+parameters of the same shapes get gradients from step to step, and no optimizer has them, it was
+made for another model.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from farandole._core import InvalidArgument
 
 
 class Silence:
-    """Of one optimizer, until its first gradient: `over` then, also by who hears of one.
+    """Watches one optimizer until its first gradient. Then `over` is set, here or by a hook.
 
     Args:
-        names: of the parameters; the last is the one that is told.
+        names: of the parameters; the error names the last.
     """
 
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
@@ -37,7 +37,7 @@ class Silence:
             return None
         self._steps += 1
         if self._steps & (self._steps - 1) != 0:
-            return None  # who alternates between optimizers does not pay for a look in every step
+            return None  # a program that alternates optimizers need not look in every step
         others = self._others_with_new_gradients()
         ours = Counter(p.shape for p in self._parameters)
         if self._steps == 1 or ours - Counter(p.shape for p in others):
@@ -51,13 +51,13 @@ class Silence:
         )
 
     def refuse(self) -> None:
-        """The same; raises it."""
+        """Raises what check() returns."""
         if (why := self.check()) is not None:
             raise why
 
     def _others_with_new_gradients(self) -> list[torch.Tensor]:
-        """Those that changed since this was called last. Models that are gone may have left some
-        behind, in caches and cycles."""
+        """Tensors whose gradient changed since the last call. Models that are gone may have left
+        some behind, in caches and cycles."""
         changed = []
         seen, self._seen = self._seen, {}
         for p in _nobodys():

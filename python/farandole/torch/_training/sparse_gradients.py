@@ -6,7 +6,7 @@ its entries of each of them in every step, and none where it has no gradient::
     start(i, gradient)     when it is ready
     start_rest()           at the end of backward
     finish(i)              the reduced gradient
-    drain()                of what nobody asked for
+    drain()                drops gathers without a finish()
 
 Gathers go by name, so their order may differ between ranks and between optimizers.
 """

@@ -19,25 +19,25 @@ BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 
 
 def checksums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Of their values in the order of indices: strides may differ between ranks. What lies on a
-    device is copied here first."""
+    """Checksums of the values in the order of indices, as strides may differ between ranks. Tensors
+    on a device are copied to the host first."""
     here = (_devices.on_host(tensor.detach()).contiguous() for tensor in tensors)
     return _core.checksums([borrow(as_reals(tensor)) for tensor in here])
 
 
 class Rest(Protocol):
-    """What all ranks have alike besides the parameters of an optimizer."""
+    """Tensors that are equal on all ranks, besides the parameters of an optimizer."""
 
-    line: str  # of a program, that makes everything equal
+    line: str  # of code, which makes everything equal
 
     def rows(self) -> dict[str, list[torch.Tensor]]:
-        """By name."""
+        """The tensors by name."""
 
 
 class RestOfModel:
-    """What all ranks of a GlobalBatch have alike besides the parameters of the optimizer.
+    """Tensors of a GlobalBatch that are equal on all ranks, besides the optimizer's parameters.
 
-    Holds neither, so that both go as they would without it.
+    Holds weak references, so that model and optimizer die as they would without it.
 
     Args:
         model: its other parameters are compared.
@@ -59,7 +59,7 @@ class RestOfModel:
         self._buffers, self._sharded = buffers, sharded
 
     def rows(self) -> dict[str, list[torch.Tensor]]:
-        """By name, also of a parameter that has no state yet."""
+        """The tensors by name, also for a parameter that has no state yet."""
         model, optimizer = self._model(), self._optimizer()
         if model is None or optimizer is None:
             return {}
@@ -74,13 +74,13 @@ class RestOfModel:
 
 
 def _parts_of(state: Any) -> list[torch.Tensor]:
-    """What is looked at of a parameter's state."""
+    """The elements of a parameter's state that are compared."""
     tensors = [value for _, value in sorted((state or {}).items()) if torch.is_tensor(value)]
     return [beginning_of(tensor) for tensor in tensors if not tensor.is_sparse]
 
 
 def beginning_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What is looked at of a tensor of state."""
+    """The first elements of a tensor of state, which are compared."""
     return tensor.detach().reshape(-1)[: looked_at(tensor.numel())]
 
 
@@ -90,11 +90,11 @@ def _is_comparable(tensor: torch.Tensor) -> bool:
 
 
 class Compared:
-    """What ranks compare of one optimizer.
+    """The tensors of one optimizer that ranks compare.
 
     Args:
         named: what it holds, in the model's order.
-        line: of a program, that makes them equal.
+        line: of code, which makes them equal.
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]], line: str) -> None:
@@ -112,7 +112,7 @@ class Compared:
             step.watch_weights([*self._names, *self._rest_names], steps, line)
 
     def show(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
-        """Before it is launched, where it compares them."""
+        """Gives a step its checksums before it is launched, if it compares them."""
         if not step.weights_due:
             return
         sums = checksums_of(self._tensors)
@@ -124,7 +124,7 @@ class Compared:
 
 
 class TensorWeights(Weights):
-    """Of an optimizer that exchanges in its step.
+    """The weights of an optimizer that exchanges in its step.
 
     Args:
         label: of this model, the same on every rank.
@@ -136,5 +136,5 @@ class TensorWeights(Weights):
         self._tensors = [tensor for _, tensor in named]
 
     def compare(self) -> None:
-        """As a step begins. Raises Mismatch."""
+        """Compares them as a step begins, if it is due. Raises Mismatch."""
         self.begin_step(lambda: checksums_of(self._tensors))

@@ -1,4 +1,4 @@
-"""What outlives worlds in an elastic job: DistributedOptimizers, and who shares batches.
+"""Objects that outlive worlds in an elastic job: DistributedOptimizers and GlobalBatches.
 
 A rank that is new makes its optimizer while the others share their state with it (elastic.run), so
 making one exchanges nothing in such a job. As soon as ranks have one state, all of them `enter()`:
@@ -28,10 +28,10 @@ class Follower(Protocol):
     """Goes from one world into the next."""
 
     def is_superseded(self) -> bool:
-        """A newer one has its place."""
+        """Whether a newer one has its place."""
 
     def described(self) -> str:
-        """As ranks compare it."""
+        """The description that ranks compare."""
 
     def leave_world(self) -> None:
         """The world has ended."""
@@ -54,7 +54,7 @@ def makes_later() -> bool:
 
 
 def follow(follower: Follower) -> None:
-    """It is told of worlds as long as somebody has it."""
+    """Notifies it of worlds for as long as it is alive."""
     _state.followers.append(weakref.ref(follower))
 
 
@@ -77,7 +77,7 @@ def enter() -> None:
         try:
             _agree()
         except Mismatch:
-            gc.collect()  # slow; what nobody has may be in circles, on some ranks
+            gc.collect()  # slow; dead objects may be in reference cycles on some ranks
             _agree()
     for each in _living():
         each.enter_world()
@@ -106,8 +106,8 @@ def _living() -> list[Follower]:
 
 
 class Alone(Hooked):
-    """In the place of what reduces gradients, where a rank has nobody to reduce with: in a world of
-    one, or `outside` of all worlds, where a gradient is an error."""
+    """Stands in for the exchange of gradients where a rank is alone: in a world of one, or
+    `outside` of all worlds, where a gradient is an error."""
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]], *, outside: bool) -> None:
         super().__init__(named, ())

@@ -1,4 +1,4 @@
-"""What every kind of DistributedOptimizer refuses."""
+"""The base of every kind of DistributedOptimizer, and what all kinds refuse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farandole.torch._training.weights import Rest
 
 
 def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
-    """Before a step, of those that were frozen when the optimizer was wrapped."""
+    """Refuses gradients of parameters that were frozen when the optimizer was wrapped."""
     for p in parameters:
         if p.grad is not None:
             raise InvalidArgument(
@@ -36,7 +36,7 @@ def too_many_passes(passes_per_step: int) -> InvalidArgument:
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """Stands before the optimizer's own class, behind what the kind does itself."""
+    """Comes before the optimizer's own class in the MRO, and after the class of its kind."""
 
     _parameter_names: dict[torch.Tensor, str]  # as Horovod calls it; programs read it
     weighed_only = False  # it is one of a GlobalBatch
@@ -44,7 +44,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     _open = False  # more micro-batches of the global batch come: step() is refused
 
     def _hooked(self) -> Hooked | None:
-        """Who hears of the gradients; None where this rank is alone."""
+        """The object that hooks the gradients; None where this rank is alone."""
         return None
 
     def hold(self, held: bool) -> None:
@@ -72,7 +72,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             hooked.weighed_only = True
 
     def compare_also(self, rest: Rest) -> None:
-        """Collective: from now on, and in later worlds."""
+        """Adds to what ranks compare, now and in later worlds. Collective."""
         self._rest = rest
         if (hooked := self._hooked()) is not None:
             hooked.compare_also(rest)
@@ -110,7 +110,7 @@ _W = TypeVar("_W", bound=WrappedOptimizer)
 def become(
     optimizer: torch.optim.Optimizer, kind: type[_W], named: Sequence[tuple[str, torch.Tensor]]
 ) -> _W:
-    """The same object, as one of that kind that is its own class' still."""
+    """The same object, as an instance of that kind and still of its own class."""
     optimizer.__class__ = child_of(type(optimizer), kind)
     wrapped = cast(_W, optimizer)
     wrapped._parameter_names = {p: name for name, p in named}
@@ -120,8 +120,8 @@ def become(
 
 
 def is_for_schedulers(step: object) -> bool:
-    """Whether it is what an LR scheduler puts on an optimizer when it is made: a step that goes by
-    the class that the optimizer had then."""
+    """Whether an LR scheduler has put this step on the optimizer: it calls the step of the class
+    that the optimizer had then."""
     return bool(getattr(step, "_wrapped_by_lr_sched", False))
 
 

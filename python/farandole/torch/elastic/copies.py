@@ -1,7 +1,7 @@
 """Copies of states in memory: of tensors where they lie, of anything else deeply.
 
-A commit is written into the memory of the one before the last, where tensors are as they were then:
-the last one is whole until the new one is.
+A commit reuses the memory of the one before the last, where tensors have the same form. So the last
+one stays whole until the new one is.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Commit:
         self._last, self._other = copied(value), None
 
     def write(self, value: Any) -> None:
-        """The next copy, which is nobody's yet."""
+        """Makes the next copy, which does not count yet."""
         self._other = copied(value, self._other)
 
     def keep(self) -> None:
-        """It is the last one from now on."""
+        """Makes that copy the last one."""
         self._last, self._other = self._other, self._last
 
     def value(self) -> Any:
-        """Of the last one; whoever gets it may keep and change it."""
+        """A copy of the last one, which the caller may keep and change."""
         return copied(self._last)
 
 

@@ -30,10 +30,10 @@ class StateHandler:
     """Keeps one value of a state. For values of your own: derive from it, and register it.
 
     Args:
-        value: that is kept.
+        value: the one that is kept.
     """
 
-    needs_sync: bool = False  # also where ranks only leave: each of them knows something
+    needs_sync: bool = False  # sync also where ranks only leave, as each has its own part
 
     def __init__(self, value: Any) -> None:
         self.value: Any = value
@@ -51,13 +51,13 @@ class StateHandler:
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Another one is kept, and saved."""
+        """Replaces the value, and saves the new one."""
         self.value = value
         self.save()
 
 
 class DictHandler(StateHandler):
-    """Of what has ``state_dict()`` and ``load_state_dict()``: schedulers, a GradScaler, …"""
+    """Keeps an object with ``state_dict()`` and ``load_state_dict()``, such as a GradScaler."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -69,7 +69,7 @@ class DictHandler(StateHandler):
             self.value.note_kept()
 
     def write(self) -> None:
-        """The next copy, which replaces the last one in keep()."""
+        """Makes the next copy, which replaces the last one in keep()."""
         self._commit.write(self.value.state_dict())
 
     def keep(self) -> None:
@@ -92,7 +92,7 @@ class DictHandler(StateHandler):
 
 
 class ModelStateHandler(DictHandler):
-    """Of a ``torch.nn.Module``."""
+    """Keeps a ``torch.nn.Module``."""
 
     def sync(self) -> None:
         state = self.value.state_dict()
@@ -104,7 +104,7 @@ class ModelStateHandler(DictHandler):
 
 
 class OptimizerStateHandler(DictHandler):
-    """Of a ``torch.optim.Optimizer``."""
+    """Keeps a ``torch.optim.Optimizer``."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -112,7 +112,7 @@ class OptimizerStateHandler(DictHandler):
 
 
 class SamplerStateHandler(DictHandler):
-    """Of an `ElasticSampler`: what some rank has processed is processed on all."""
+    """Keeps an `ElasticSampler`: samples that some rank has processed are processed on all."""
 
     needs_sync = True
 
@@ -131,12 +131,12 @@ _registry: _Registry = [
 
 
 def get_handler_registry() -> _Registry:
-    """Which handler keeps values of which type; the first that fits does."""
+    """Pairs of a type and the handler of its values; the first type that fits is taken."""
     return list(_registry)
 
 
 def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
-    """For states that are made from now on.
+    """Sets the handlers of states that are made from now on.
 
     Raises:
         InvalidArgument: it is no list of pairs of a type and a handler.

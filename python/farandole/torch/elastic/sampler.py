@@ -1,4 +1,4 @@
-"""Which samples each rank reads, where the ranks change within an epoch."""
+"""The samples that each rank reads, where the ranks change within an epoch."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
 
 def merged(sampler: ElasticSampler) -> dict[str, Any]:
-    """Collective: rank 0's state, with what every rank alone knows of."""
+    """Rank 0's state, with the samples that each rank alone has processed. Collective."""
     mine = sampler.state_dict()
     if _world.rank() != 0:
         mine["processed_indices"] = set()

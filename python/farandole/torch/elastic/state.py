@@ -18,8 +18,8 @@ __all__ = ["TorchState", *handlers.__all__]
 
 
 class TorchState(ObjectState):
-    """What training needs to go on in another world: a model, its optimizer, and whatever else is
-    given by name. Each is an attribute.
+    """The state with which training goes on in another world: a model, its optimizer, and further
+    values by name. Each is an attribute.
 
     Models, optimizers and an ``ElasticSampler`` are kept by handlers (``get_handler_registry``);
     whatever else has ``state_dict()`` and ``load_state_dict()`` by these: LR schedulers,
@@ -99,7 +99,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        # What one rank handles and another pickles would never meet.
+        # If one rank handled a value and another pickled it, their collectives would not match.
         kinds = [f"{n}: {type(h).__name__}" for n, h in sorted(self._handlers.items())]
         agree("TorchState", kinds, advice="give every rank's state the same names")
         for _, handler in sorted(self._handlers.items()):
