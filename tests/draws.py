@@ -1,4 +1,4 @@
-"""Which tests a run leaves out, and how likely it is that each runs.
+"""The draw of the tests that a run leaves out, and the odds that each test runs.
 
 `GRID=full` (make test-all), and tests asked for by name or as one file, leave out nothing. Else:
 
@@ -6,7 +6,8 @@
 * of a table marked ``drawn(n)`` one row in n, and of several functions marked ``drawn(n, of="…")``
   together one row in n of what is left;
 * of every table in COSTLY one row in so many of what is left; and of a file there, half of the
-  tests that have one row then.
+  tests that have one row then;
+* of all tests in LONG together as many as one in eight runs of each takes.
 
 A run's seed decides which (grid.seed). No row may run less often than once in eight runs: pytest
 refuses to collect it. `pytest --collect-only -q --odds` prints how often the rows of each table
@@ -23,14 +24,31 @@ import pytest
 import grid
 
 LEAST = 1 / 8
-# Folders and files whose tests start ranks, or compile, and so cost most: one row in so many runs.
+# Folders and files whose tests cost most, as they start ranks or compile: one row in N is run.
 COSTLY = {
     "tests/cuda": 4,
-    "tests/differential": 2,
+    "tests/differential": 4,
     "tests/faults": 4,
     "tests/frameworks": 4,
     "tests/ranks": 4,
     "tests/test_examples": 4,
+}
+# Tests that take ten seconds or more on two cores.
+LONG = {
+    "tests/cuda/test_device_report.py::test_report",
+    "tests/cuda/test_ptx.py::test_the_kernels_have_no_faults",
+    "tests/faults/test_elastic_jobs.py::test_too_few_workers_are_waited_for_and_then_it_ends",
+    "tests/faults/test_elastic_training.py::test_all_ranks_have_the_same_bits",
+    "tests/faults/test_elastic_training.py::test_fit_goes_on_with_the_ranks_that_are_left",
+    "tests/faults/test_hosts_faults.py::test_an_unreachable_rank_is_told_to_all",
+    "tests/faults/test_links.py::test_a_link_that_becomes_slow_with_a_deep_queue_loses_nobody",
+    "tests/frameworks/test_elastic_tensorflow.py::test_functions_go_on_in_worlds_of_other_sizes",
+    "tests/frameworks/test_torchrun_hosts.py::test_ranks_meet_again_after_each_of_two_deaths",
+    "tests/ranks/test_hosts.py::test_a_rank_that_does_not_answer_is_named_in_seconds",
+    "tests/ranks/test_ray.py::test_nodes_may_be_hosts",
+    "tests/test_examples.py::test_digits_train_alike_under_farandole_run_and_torchrun_and_alone",
+    "tests/unit/test_additions.py::test_they_compile_together",
+    "tests/unit/test_horovod.py::test_modules_that_programs_import_are_there_and_are_ours",
 }
 
 
@@ -49,7 +67,7 @@ class Draw:
     odds: dict[pytest.Item, float] = field(default_factory=dict)
 
     def take(self, name: str, rows: list[pytest.Item], one_in: int) -> None:
-        """Leaves one in so many of the rows that are not left out yet, all of equal odds."""
+        """Keeps one row in `one_in` of those that are not left out yet, with equal odds."""
         standing = [row for row in rows if row not in self.left_out]
         kept = grid.drawn(name, standing, one_in)
         self.left_out.update(set(standing) - set(kept))
@@ -65,7 +83,7 @@ class Draw:
 
 def draw(items: list[pytest.Item]) -> Draw:
     made = Draw(odds={item: _odds_of_combination(item) for item in items})
-    # pytest gives a function's mark first, then that of the row: rows are drawn first.
+    # pytest gives a function's mark before a row's mark, and rows are drawn first.
     for which in (1, 0):
         tables: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
         for item in items:
@@ -77,6 +95,7 @@ def draw(items: list[pytest.Item]) -> Draw:
             made.take(name, rows, one_in)
     _take_of_costly(made)
     _take_of_lone(made)
+    _take_of_long(made)
     return made
 
 
@@ -108,8 +127,18 @@ def _take_of_lone(made: Draw) -> None:
                 made.odds[row] *= len(kept) / len(lone)
 
 
+def _take_of_long(made: Draw) -> None:
+    tests: dict[int, list[pytest.Item]] = defaultdict(list)
+    for item, odds in made.odds.items():
+        if table_of(item) in LONG:
+            tests[int(odds / LEAST)].append(item)
+    for one_in, rows in tests.items():
+        if any(row not in made.left_out for row in rows):
+            made.take(f"long {one_in}", rows, one_in)
+
+
 def _cost_of(item: pytest.Item) -> int:
-    """The number of the longest entry of COSTLY that its path begins with."""
+    """The value of the longest entry of COSTLY that the test's path begins with."""
     fits = [path for path in COSTLY if item.nodeid.startswith(path)]
     return COSTLY[max(fits, key=len)] if fits else 1
 

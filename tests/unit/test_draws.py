@@ -11,6 +11,7 @@ import pytest
 import draws
 import grid
 
+ROOT = Path(__file__).resolve().parents[2]
 RUNS = 400
 
 
@@ -83,6 +84,20 @@ def test_what_is_left_of_a_small_table_is_a_lone_test(odds_are_true: Any) -> Non
 
 def test_the_lone_tests_of_other_files_run(odds_are_true: Any) -> None:
     assert odds_are_true([Item(0, of=name) for name in ("test_a", "test_b")]) == 1
+
+
+def test_of_long_tests_of_all_files_one_in_eight_runs(
+    odds_are_true: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [f"tests/unit/x{number}.py" for number in range(16)]
+    monkeypatch.setattr(draws, "LONG", {f"{file}::test_x" for file in files})
+    assert odds_are_true([Item(0, file=file) for file in files]) == 1 / 8
+
+
+def test_long_tests_are_there() -> None:
+    for name in draws.LONG:
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text(), name
 
 
 def test_combinations_are_told_as_the_seldom_ones_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
