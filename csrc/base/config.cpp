@@ -163,7 +163,9 @@ const std::vector<Variable>& variables() {
       count("FARANDOLE_NAME_CACHE", &Config::name_cache,
             "how many names ranks remember; a remembered one costs a bit in each step"),
       bytes("FARANDOLE_ARENA_BYTES", &Config::arena_bytes,
-            "address space for this rank's shared memory; 0: the machine's memory"),
+            "address space for each rank's shared memory; 0: as much as the machine or the cgroup "
+            "has "
+            "memory, or less where a limit or many ranks leave less"),
       number("FARANDOLE_SPIN_US", &Config::spin_us,
              "microseconds a waiter spins before it parks, given a core for every rank"),
       text("FARANDOLE_PROGRESS", &Config::progress,

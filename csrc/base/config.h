@@ -17,16 +17,16 @@ struct Config {
   size_t in_place_bytes = 4 << 20;      // FARANDOLE_IN_PLACE_BYTES
   size_t fusion_bytes = 64 << 20;       // FARANDOLE_FUSION_BYTES
   size_t name_cache = 16384;            // FARANDOLE_NAME_CACHE
-  size_t arena_bytes = 0;            // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
-  double spin_us = 50;               // FARANDOLE_SPIN_US
-  std::string progress = "auto";     // FARANDOLE_PROGRESS: auto, thread, caller
-  std::string cma = "auto";          // FARANDOLE_CMA: auto, 1, 0
-  std::string transport = "auto";    // FARANDOLE_TRANSPORT: auto, shm, tcp, mpi
-  std::string wire = "plain";        // FARANDOLE_WIRE: plain, checked, sealed
-  std::string iface;                 // FARANDOLE_IFACE
-  std::string insecure = "0";        // FARANDOLE_INSECURE: 0, 1
-  std::string level = "canonical";   // FARANDOLE_LEVEL
-  std::string algorithm;             // FARANDOLE_ALGORITHM
+  size_t arena_bytes = 0;               // FARANDOLE_ARENA_BYTES; 0: by default_arena_bytes()
+  double spin_us = 50;                  // FARANDOLE_SPIN_US
+  std::string progress = "auto";        // FARANDOLE_PROGRESS: auto, thread, caller
+  std::string cma = "auto";             // FARANDOLE_CMA: auto, 1, 0
+  std::string transport = "auto";       // FARANDOLE_TRANSPORT: auto, shm, tcp, mpi
+  std::string wire = "plain";           // FARANDOLE_WIRE: plain, checked, sealed
+  std::string iface;                    // FARANDOLE_IFACE
+  std::string insecure = "0";           // FARANDOLE_INSECURE: 0, 1
+  std::string level = "canonical";      // FARANDOLE_LEVEL
+  std::string algorithm;                // FARANDOLE_ALGORITHM
   std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, or a way (devices/device_paths)
   std::string nccl = "auto";         // FARANDOLE_NCCL: auto, off, a file
   size_t device_bucket_bytes = 32 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES

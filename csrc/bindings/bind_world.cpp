@@ -105,12 +105,12 @@ std::shared_ptr<HostPeer> peer_of(int rank, const std::string& host, pid_t pid,
   return peer;
 }
 
-size_t arena_bytes(const Config& config) {
-  return config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
+size_t arena_bytes(const Config& config, int ranks) {
+  return config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes(ranks);
 }
 
 std::shared_ptr<Segment> make_host_memory(int ranks, const std::optional<py::bytes>& secret) {
-  return Segment::create(ranks, arena_bytes(Config::from_environment()),
+  return Segment::create(ranks, arena_bytes(Config::from_environment(), ranks),
                          secret ? std::optional(secret_from(*secret)) : std::nullopt);
 }
 
@@ -133,7 +133,7 @@ Host enter(Roll roll, const Config& config, Deadline deadline, const py::object&
     if (!look.is_none()) look();
   };
   Host host = roll.peers.empty()
-                  ? host_alone(arena_bytes(config))
+                  ? host_alone(arena_bytes(config, 1))
                   : join(std::move(roll), foreign_wish(config), deadline, interrupted);
   host.segment->hide_from_children();
   log(LogLevel::info, "joined a world of " + std::to_string(host.size()) + " ranks, " +

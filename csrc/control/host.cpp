@@ -90,11 +90,6 @@ bool Host::stands_still(int world_rank) const {
 
 Host host_alone(size_t arena_bytes) { return std::move(hosts_in_process(1, arena_bytes)[0]); }
 
-size_t default_arena_bytes() {
-  return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-}
-
 Context Host::about(int world_rank, Context where) const {
   const PeerInfo& peer = peers[static_cast<size_t>(world_rank)].info;
   where.rank = world_rank;

@@ -76,9 +76,6 @@ std::vector<Host> hosts_in_process(int size, size_t arena_bytes);
 /// A world of one.
 Host host_alone(size_t arena_bytes);
 
-/// As much address space as a rank could ever fill: the machine's memory.
-size_t default_arena_bytes();
-
 /// Why `rank` will never come, if so: it died, or left, "before it created the group". Ask before
 /// you look for its work: it may do that and leave between the two.
 std::optional<Error> absence_of(const Host& host, int rank, const std::string& when);

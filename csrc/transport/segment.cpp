@@ -48,19 +48,56 @@ size_t bytes_mapped() {
 
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kLeastArena = 16 * kMiB;
+// A quarter of what x86-64 and AArch64 give a process: while a world is replaced there are two.
+constexpr size_t kAddresses = size_t{1} << 45;
 
-/// Says how much a ulimit leaves to the segment, and which arena fits; empty if there is no limit.
-std::string said_of_limit(int ranks, decltype(RLIMIT_AS) which, const char* name, size_t used) {
+/// A resource limit of this process that the segment counts to.
+struct Limit {
+  const char* name;  // as the shell's ulimit calls it
+  size_t bytes = 0;
+  size_t left = 0;
+};
+
+std::optional<Limit> limit_of(decltype(RLIMIT_AS) which, const char* name, size_t used) {
   rlimit limit{};
-  if (::getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  const size_t left = limit.rlim_cur - std::min<size_t>(used, limit.rlim_cur);
-  // A quarter is for threads' stacks and for what the program maps later.
+  if (::getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return Limit{name, limit.rlim_cur, limit.rlim_cur - std::min<size_t>(used, limit.rlim_cur)};
+}
+
+std::optional<Limit> limit_of_files() { return limit_of(RLIMIT_FSIZE, "-f", 0); }
+std::optional<Limit> limit_of_addresses() { return limit_of(RLIMIT_AS, "-v", bytes_mapped()); }
+
+/// The size of arenas, one for each rank, that fit into `left` bytes of address space. A quarter
+/// stays for threads' stacks and for what the program maps later.
+size_t arena_within(size_t left, int ranks) {
   const size_t room = left / 4 * 3, begin = arenas_begin(ranks);
-  const size_t arena = room > begin ? (room - begin) / static_cast<size_t>(ranks) : 0;
-  return std::string(", and ulimit ") + name + " (" + std::to_string(limit.rlim_cur / kMiB) +
-         " MiB) leaves " + std::to_string(left / kMiB) + " MiB; " +
+  return room > begin ? (room - begin) / static_cast<size_t>(ranks) / kMiB * kMiB : 0;
+}
+
+/// Says how much a limit leaves to the segment, and which arena fits; empty if there is no limit.
+std::string said_of(const std::optional<Limit>& limit, int ranks) {
+  if (!limit) return "";
+  const size_t arena = arena_within(limit->left, ranks);
+  return std::string(", and ulimit ") + limit->name + " (" + std::to_string(limit->bytes / kMiB) +
+         " MiB) leaves " + std::to_string(limit->left / kMiB) + " MiB; " +
          (arena < kLeastArena ? std::string("raise it")
                               : "FARANDOLE_ARENA_BYTES=" + std::to_string(arena / kMiB) + "M fits");
+}
+
+/// The memory, in bytes, of the machine, or of this process' cgroup (version 2) where it has less.
+size_t memory_here() {
+  size_t least =
+      static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  std::ifstream groups("/proc/self/cgroup");
+  std::string line, group;
+  while (std::getline(groups, line))
+    if (line.starts_with("0::/")) group = line.substr(3);
+  for (;; group.erase(group.rfind('/'))) {  // a group's limit holds for the groups in it
+    size_t most = 0;                        // "max" is no number
+    if (std::ifstream("/sys/fs/cgroup" + group + "/memory.max") >> most && most > 0)
+      least = std::min(least, most);
+    if (group.empty()) return least;
+  }
 }
 
 /// The segment takes address space, and memory only as that is used, so only a limit can refuse it.
@@ -73,14 +110,20 @@ std::string said_of_limit(int ranks, decltype(RLIMIT_AS) which, const char* name
 
 }  // namespace
 
+size_t default_arena_bytes(int ranks) {
+  size_t arena = std::min(memory_here(), arena_within(kAddresses, ranks));
+  for (const auto& limit : {limit_of_files(), limit_of_addresses()})
+    if (limit) arena = std::min(arena, arena_within(limit->left, ranks));
+  return std::max(arena, kLeastArena);
+}
+
 std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes,
                                          const std::optional<Key>& secret) {
   arena_bytes = round_up(arena_bytes, kPage);
   Fd memory(checked(::memfd_create("farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
   const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;
   if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
-    refuse_size("ftruncate of the shared segment", bytes,
-                said_of_limit(ranks, RLIMIT_FSIZE, "-f", 0));
+    refuse_size("ftruncate of the shared segment", bytes, said_of(limit_of_files(), ranks));
   checked(::fcntl(memory.get(), F_ADD_SEALS, kSeals), "sealing the shared segment");
   Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes, {}};
   if (secret)
@@ -115,8 +158,7 @@ Segment::Segment(Fd memory, int ranks, size_t arena_bytes)
   void* base =
       ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
   if (base == MAP_FAILED)
-    refuse_size("mmap of the shared segment", bytes_,
-                said_of_limit(ranks, RLIMIT_AS, "-v", bytes_mapped()));
+    refuse_size("mmap of the shared segment", bytes_, said_of(limit_of_addresses(), ranks));
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);  // a core file of the whole host helps nobody
   for (int r = 0; r < ranks_; ++r) pages_.push_back(&mapped_page(r));

@@ -93,6 +93,10 @@ struct RankPage {
   WaitBoard board;
 };
 
+/// The arena for each of so many ranks where no setting says it: the memory of the machine or of
+/// the process' cgroup, or less where a ulimit, or the number of ranks, leaves less address space.
+size_t default_arena_bytes(int ranks);
+
 class Segment {
  public:
   /// Makes the segment; throws Error(resource) when the kernel refuses. `secret`: the job's, where

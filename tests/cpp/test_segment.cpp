@@ -65,6 +65,16 @@ TEST(segment_attach_refuses_what_is_not_a_segment) {
   CHECK_THROWS(Segment::attach(make_event_fd()), Error, e.code() == ErrorCode::resource);
 }
 
+TEST(default_arenas_of_many_ranks_fit_into_a_process) {
+  const size_t one = default_arena_bytes(1);
+  CHECK(one >= size_t{16} << 20);
+  for (const int ranks : {2, 64, 512, 4096}) {
+    const size_t each = default_arena_bytes(ranks);
+    CHECK(each <= one && each >= std::min(one, size_t{4} << 30));
+    CHECK(each <= (size_t{1} << 45) / static_cast<size_t>(ranks));
+  }
+}
+
 TEST(segment_keeps_its_size) {  // or else every rank that maps it may die of SIGBUS
   const auto segment = Segment::create(2, kArenaBytes);
   CHECK(::ftruncate(segment->fd(), 4096) != 0);

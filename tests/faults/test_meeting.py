@@ -67,7 +67,7 @@ def test_too_few_descriptors_on_one_rank(spawn: Spawn, poor: int, most: int) -> 
 
 @pytest.mark.parametrize("poor", [0, 1])
 def test_a_mapping_that_fails_on_one_rank(spawn: Spawn, poor: int) -> None:
-    world = spawn(3)
+    world = spawn(3, env={"FARANDOLE_ARENA_BYTES": "1G"})
     world.start(join_without_room, poor)
     what = (
         r"mmap of the shared segment failed: Cannot allocate memory \(errno 12\); an arena for "
@@ -95,6 +95,26 @@ def test_a_size_that_fits_a_limit_of_address_space_is_named(spawn: Spawn) -> Non
     sizes = spawn(2).run(joins_as_advised, 1)
     assert sizes[0] == sizes[1]
     assert 256 <= sizes[0] < 512
+
+
+def joins_within_a_limit() -> int:
+    limit(1 << 30)
+    fd.init()
+    assert (fd.all_reduce(np.ones(1 << 20)) == fd.size()).all()
+    return mapped()
+
+
+def mapped() -> int:
+    """MiB of address space that the shared segment takes."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ends = [line.split()[0].split("-") for line in lines if "memfd:farandole" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ends) >> 20
+
+
+def test_arenas_follow_a_limit_of_address_space(spawn: Spawn) -> None:
+    sizes = spawn(3).run(joins_within_a_limit)
+    assert len(set(sizes)) == 1
+    assert 512 <= sizes[0] < 1024
 
 
 # ---- a rank that ends before it comes ----
