@@ -42,7 +42,7 @@ bool ControlLine::counts(std::byte tag) {
 
 void ControlLine::send(FrameWriter frame) {
   std::vector<std::byte> bytes = frame.take_frame();
-  if (counts(bytes[sizeof(uint32_t)])) {
+  if (keeps_ && counts(bytes[sizeof(uint32_t)])) {
     kept_.push_back(bytes);
     ++numbered_;
   }

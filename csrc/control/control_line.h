@@ -38,6 +38,8 @@ class ControlLine {
   int socket() const { return socket_.get(); }
 
   void send(FrameWriter frame);
+  /// For another end of which nothing is read any more: it says no more what it has taken.
+  void keep_no_more() { kept_.clear(), keeps_ = false; }
   /// As far as the kernel takes it. False: the connection is broken.
   bool flush();
   bool has_unsent() const { return !outgoing_.empty() || (!resumed_ && !kept_.empty()); }
@@ -69,6 +71,7 @@ class ControlLine {
   Fd socket_;
   std::optional<Seals> seals_;  // `in` is the reading thread's
   bool resumed_ = false;        // the other end has said what it has
+  bool keeps_ = true;
   std::deque<std::vector<std::byte>> outgoing_;
   size_t sent_ = 0;  // of the first of them
   std::deque<std::vector<std::byte>> kept_;

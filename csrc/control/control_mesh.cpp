@@ -19,9 +19,9 @@
 namespace farandole {
 namespace {
 
-constexpr auto kBeat = std::chrono::milliseconds(250);
 constexpr auto kLastWords = std::chrono::milliseconds(500);
 constexpr auto kSlept = std::chrono::seconds(1);  // this thread itself, which then knows nothing
+constexpr auto kStall = std::chrono::milliseconds(100);  // longer than a turn takes
 
 /// The error of a rank that cannot be reached, with the rank's host and pid.
 Error of_host(const Error& error, const Host& host, int rank) {
@@ -94,11 +94,12 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
   }
   watch(epoll_.get(), wake_->get(), EPOLLIN, kWake);
   watch_ends();
-  last_turn_ = now();
+  awake_ = last_turn_ = now();
   thread_ = start_quiet_thread("farandole-ctl", [this] { main(); });
 }
 
 void ControlMesh::close_descriptors() {
+  door_->close_descriptors();  // a child that keeps it open answers for a rank that is dead
   epoll_.reset();
   wake_->reset();
   launcher_.reset();
@@ -115,13 +116,14 @@ void ControlMesh::close_descriptors() {
 
 void ControlMesh::main() {
   while (!stopping_.load()) {
-    forgive_silence();
-    const TimePoint when = now();
+    const TimePoint when = last_turn_ = now();
     if (when >= next_beat_) {
       next_beat_ = when + kBeat;
       for (int r = 0; r < static_cast<int>(peers_.size()); ++r) watch_traffic(r);
-      for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+      for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
         if (is_silent(r)) lose(r, Loss::silent);
+        if (is_stuck(r)) begin_break(r);
+      }
       const Lock lock(mutex_);
       for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
         if (peer(r).open && !peer(r).line.has_unsent()) send_beat(r);
@@ -143,6 +145,7 @@ void ControlMesh::main() {
       if (!has_outgoing() || until.passed(now())) return;
     }
     look(1);
+    mend();
   }
 }
 
@@ -157,7 +160,11 @@ int ControlMesh::time_to_next() const {
 bool ControlMesh::look(int timeout_ms) {
   constexpr int kAtOnce = 64;
   epoll_event events[kAtOnce];
+  const TimePoint before = now();
+  forgive(before - awake_);
   const int n = ::epoll_wait(epoll_.get(), events, kAtOnce, timeout_ms);
+  awake_ = now();
+  forgive(awake_ - before - std::chrono::milliseconds(timeout_ms));
   for (int i = 0; i < n; ++i) {
     const uint64_t tag = events[i].data.u64;
     if (tag == kWake)
@@ -175,15 +182,15 @@ bool ControlMesh::look(int timeout_ms) {
 }
 
 /// A thread that stood still has not listened, so it must not count others as silent.
-void ControlMesh::forgive_silence() {
+void ControlMesh::forgive(Duration stall) {
   const TimePoint when = now();
-  for (int r = 0; when - last_turn_ > kSlept && r < static_cast<int>(peers_.size()); ++r) {
+  for (int r = 0; stall > kStall && r < static_cast<int>(peers_.size()); ++r) {
     Peer& other = peer(r);
-    if (other.distrust.empty()) other.heard = other.acknowledged = when;
-    if (other.broken) other.broken->since = when;
+    if (other.broken) other.broken->since += stall;
+    if (stall < kSlept) continue;
+    if (other.distrust.empty()) other.heard = other.acknowledged = other.answered = when;
     note_heard(r);
   }
-  last_turn_ = when;
 }
 
 bool ControlMesh::has_outgoing() const {
@@ -235,6 +242,7 @@ void ControlMesh::stop_reading(int rank, const Error& error) {
   {
     const Lock lock(mutex_);
     odd.distrust = error.verdict();
+    odd.line.keep_no_more();
     tell_lost_sight();
   }
   odd.lost.store(true, std::memory_order_release);
@@ -286,8 +294,11 @@ void ControlMesh::take(int rank, WireReader& from) {
 
 void ControlMesh::take_resume(int rank, WireReader& from) {
   const auto told = get_message<ResumeMessage>(from);
-  const Lock lock(mutex_);
-  peer(rank).line.resume(told.taken);
+  {
+    const Lock lock(mutex_);
+    peer(rank).line.resume(told.taken);
+  }
+  note_mended(rank);
 }
 
 void ControlMesh::take_beat(int rank, WireReader& from) {

@@ -31,8 +31,10 @@
 // The rank may be dead, or something between the hosts has reset the connection, or the other end
 // hears nothing of us. So this rank knocks where the other listens. Refused: that rank is dead, as
 // its kernel would accept even if the rank were stopped. Accepted: it lives, the lower rank dials
-// again, and both resend what the other lacks (Note [A line outlives its connection]); if that
-// fails, it is the link that is lost. No answer: the host is out of sight.
+// again, and both resend what the other lacks (Note [A line outlives its connection]). The
+// connection counts as made again once the other end's first message has come on it, as that rank
+// may have given up meanwhile. If none comes, it is the link that is lost. No answer: the host is
+// out of sight.
 //
 // Likewise where nothing comes any more. Beats must be acknowledged, by the kernel at least. They
 // may be stuck behind data on a slow way, so bytes that move on any connection between the two
@@ -142,9 +144,10 @@ class ControlMesh : public ProgressBoard {
   void close_descriptors();
 
  private:
+  static constexpr auto kBeat = std::chrono::milliseconds(250);
   struct Break {
-    TimePoint since{};
-    int dials = 0;
+    explicit Break(TimePoint when) : since(when), dial_at(when) {}
+    TimePoint since, dial_at;
     Fd knock;
     bool answered = false;
   };
@@ -157,10 +160,11 @@ class ControlMesh : public ProgressBoard {
     bool open = false;                  // neither lost nor gone; guarded by mutex_
     TimePoint heard{};                  // of the thread alone, as what follows
     TcpTraffic traffic;                 // as it was last seen
-    uint64_t data = 0;                  // TcpLinks::moved(), likewise
+    TcpTraffic data;                    // that of connections for data, likewise
     TimePoint acknowledged{};           // when its kernel last had all, or more than before
+    TimePoint answered{};               // the same, or more of data
     std::optional<TcpAddress> listens;  // where this rank would knock
-    std::optional<Break> broken;        // while there is no connection
+    std::optional<Break> broken;        // until the other end has begun on a new connection
     std::set<int> out_of_sight;         // ranks it hears no more, as it says; guarded by mutex_
     std::atomic<Loss> loss{Loss::none};
     std::string distrust;  // see there; guarded by mutex_
@@ -205,13 +209,16 @@ class ControlMesh : public ProgressBoard {
   void answer_ping(int rank, WireReader& from);
   void take_pong(WireReader& from);
   void stop_reading(int rank, const Error& error);
-  void forgive_silence();
+  void forgive(Duration stall);
   // Connections, as they come and go: control_mesh_links.cpp.
   TcpLane lane_with(int rank) const;
   void begin_on(int rank, TcpConnection connection);
   void await_next(int rank);
   void take_arrival(int rank);
   void note_break(int rank, int error);
+  void begin_break(int rank);
+  void note_mended(int rank);
+  void dial(int rank);
   void knock(int rank);
   void hear_knock(int rank);
   void mend();
@@ -219,6 +226,7 @@ class ControlMesh : public ProgressBoard {
   void watch_traffic(int rank);
   void note_heard(int rank);
   bool is_silent(int rank) const;
+  bool is_stuck(int rank) const;
   void settle_reports();
   // With mutex_ held.
   void send(int rank, FrameWriter frame);
@@ -253,8 +261,8 @@ class ControlMesh : public ProgressBoard {
   std::map<uint64_t, ErrorRecord> verdicts_;
   std::map<uint64_t, Report> reports_;  // by group, without an answer
 
-  TimePoint last_turn_{};       // of the thread, as what follows
-  std::vector<int> told_lost_;  // ranks that this one hears no more, as it has told the others
+  TimePoint awake_{}, last_turn_{};  // of the thread, as what follows
+  std::vector<int> told_lost_;       // ranks that this one hears no more, as it has told the others
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: all else is there
 };

@@ -40,13 +40,14 @@ void TcpLinks::remove(int socket) {
   peers_.erase(socket);
 }
 
-uint64_t TcpLinks::moved(int peer) const {
-  uint64_t sum = 0;
+TcpTraffic TcpLinks::traffic_with(int peer) const {
+  TcpTraffic sum;
   const std::lock_guard lock(mutex_);
   for (const auto& [socket, other] : peers_) {
     if (other != peer) continue;
     const TcpTraffic traffic = traffic_on(socket);
-    sum += traffic.acknowledged + traffic.received + 1;  // also where it is new, or gone
+    sum.acknowledged += traffic.acknowledged;
+    sum.received += traffic.received + 1;  // also where it is new, or gone
   }
   return sum;
 }

@@ -21,8 +21,9 @@ class TcpLinks {
   void add(int socket, int peer);
   /// Before it is closed.
   void remove(int socket);
-  /// Another number than before: something has moved meanwhile, to `peer` or from it.
-  uint64_t moved(int peer) const;
+  /// Sums over the connections with `peer`. Other numbers than before: something has moved
+  /// meanwhile, to it or from it.
+  TcpTraffic traffic_with(int peer) const;
 
  private:
   mutable std::mutex mutex_;  // guards the map

@@ -126,6 +126,54 @@ def test_a_rank_that_dies_after_a_reset_is_dead(spawn: Spawn, victim: int) -> No
     assert " died during " in lost.verdict
 
 
+def reduces_for_ever() -> None:
+    while True:
+        fd.all_reduce(np.ones(3))
+
+
+def stands_still_while_the_other_gives_up() -> None:
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    harness.tell("there")
+    if fd.rank() == 1:
+        harness.listen()
+        reset_all()
+    with pytest.raises(fd.LinkError) as caught:
+        reduces_for_ever()
+    assert "could not be made again" in caught.value.verdict
+    harness.tell("told")
+    harness.listen()  # the other one is told by itself, and not by the end of this one
+
+
+def test_a_rank_that_another_has_given_up_does_not_wait_for_it(spawn: Spawn) -> None:
+    world = spawn(2, env=split("1,1"))
+    world.start(stands_still_while_the_other_gives_up)
+    world.hear_all()
+    world.signal(0, signal.SIGSTOP)
+    world.say(1, "reset")
+    assert world.hear(1) == "told"
+    world.signal(0, signal.SIGCONT)
+    assert world.hear(0) == "told"
+    for rank in range(2):
+        world.say(rank, "both are told")
+    world.outcomes()
+
+
+def leaves_as_its_connection_is_reset() -> None:
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    if fd.rank() == 1:
+        reset_all()
+        fd.shutdown()
+        return
+    with pytest.raises(fd.EarlyExit):
+        fd.all_reduce(np.ones(3))
+
+
+def test_a_rank_that_leaves_while_a_connection_is_made_again_has_left(spawn: Spawn) -> None:
+    spawn(2, env=split("1,1")).run(leaves_as_its_connection_is_reset)
+
+
 # ---- connections of data ----
 
 
