@@ -76,6 +76,8 @@ void bind_reducer(py::module_& module) {
            })
       .def("describe", &Reducer::describe)
       .def_property_readonly("step_open", &Reducer::step_open)
+      .def("note_update", &Reducer::note_update)
+      .def("count_updates_anew", &Reducer::count_updates_anew)
       .def("used", &Reducer::used, py::arg("parameter"))
       .def("sparse_dims", &Reducer::sparse_dims, py::arg("parameter"))
       .def_property_readonly("left_out",

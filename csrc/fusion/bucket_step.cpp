@@ -45,7 +45,7 @@ bool BucketStep::wait(Deadline until, std::optional<Error>& first) {
 std::vector<int> BucketStep::quitters(const uint8_t* flags) const {
   std::vector<int> ranks;
   for (int r = 0; r < group_->size(); ++r)
-    if (flags[r] != 0) ranks.push_back(group_->members()[static_cast<size_t>(r)]);
+    if (flags[r] == kAbandoned) ranks.push_back(group_->members()[static_cast<size_t>(r)]);
   return ranks;
 }
 

@@ -55,7 +55,8 @@ class BucketStep {
   /// wait() will not wait.
   bool over() const { return in_flight_.empty() || in_flight_.back().done(); }  // they run in order
 
-  /// World ranks whose flag, by rank, is not 0.
+  static constexpr uint8_t kAbandoned = 1;
+  /// World ranks whose flag, by rank, is kAbandoned.
   std::vector<int> quitters(const uint8_t* flags) const;
   /// Throws RemoteError: "`what` was abandoned on ranks …; `so`".
   [[noreturn]] void refuse(const std::vector<int>& quitters, const std::string& what,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <sstream>
 
@@ -183,6 +184,8 @@ void Reducer::launch_rest() {
       std::memset(here, 0, parameters_[i].count * size_of(parameters_[i].dtype));
     --missing_[places_[i].bucket];
   }
+  if (!by_proxy_ && fare(group_->rank()) == 0)
+    fare(group_->rank()) = static_cast<uint8_t>(kUpdated + updates_ % kUpdates);
   launch_complete();
   step_->launch_max("used", used_, DType::uint8);
   const auto& positions = order_.positions();  // until all ranks have completed a step
@@ -200,7 +203,8 @@ bool Reducer::wait(Deadline until) {
   }
   const bool over = step_->wait(until, first);
   if (!over) return false;
-  const std::vector<int> quitters = step_->quitters(used_->data() + 2 * parameters_.size());
+  const std::vector<int> quitters = step_->quitters(&fare(0));
+  if (!first && quitters.empty()) first = ranks_apart();
   std::optional<size_t> differs;
   if (!first && quitters.empty()) {
     differs = laid_out_differently();
@@ -235,7 +239,7 @@ void Reducer::abandon() {
   {
     const std::lock_guard lock(mutex_);
     if (rest_launched_) return;  // too late to tell: the peers have this rank's gradients already
-    (*used_)[2 * parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
+    fare(group_->rank()) = BucketStep::kAbandoned;
   }
   launch_rest();
 }
@@ -245,6 +249,7 @@ void Reducer::step_by_proxy() {
   {
     const std::lock_guard lock(mutex_);
     order_.yield();
+    by_proxy_ = true;
   }
   launch_rest();
 }
@@ -278,7 +283,37 @@ void Reducer::begin_step() {
   std::fill_n(used_->rbegin(), group_->size(), 0);
   marked_count_ = 0;
   launched_ = 0;
-  rest_launched_ = false;
+  rest_launched_ = by_proxy_ = false;
+}
+
+uint8_t& Reducer::fare(int rank) {
+  return (*used_)[2 * parameters_.size() + static_cast<size_t>(rank)];
+}
+
+/// Ranks that backward more or less often than others between two steps would reduce gradients of
+/// different steps together, for ever after.
+std::optional<Error> Reducer::ranks_apart() {
+  Context where;
+  where.operation = options_.label;
+  std::map<int64_t, std::vector<int>> ranks;
+  for (int r = 0; r < group_->size(); ++r) {
+    if (fare(r) < kUpdated) continue;  // it has joined
+    int64_t ahead = (fare(r) - kUpdated - updates_ % kUpdates + kUpdates) % kUpdates;
+    if (ahead > kUpdates / 2) ahead -= kUpdates;
+    ranks[updates_ + ahead].push_back(group_->members()[static_cast<size_t>(r)]);
+  }
+  if (ranks.size() < 2) return std::nullopt;
+  std::string said;
+  for (const auto& [updates, those] : ranks) {
+    said += (said.empty() ? "" : ", ") + name_ranks(those) + " after " + std::to_string(updates);
+    where.values.push_back({"after " + std::to_string(updates) + " steps", those});
+  }
+  where.rank = ranks.begin()->second.front();
+  return Error(ErrorCode::mismatch,
+               "ranks reduce gradients of different steps of " + options_.label + ": " + said,
+               std::move(where),
+               "let every rank call backward() and step() as often as the others; join() where "
+               "ranks have different numbers of batches");
 }
 
 }  // namespace farandole

@@ -84,9 +84,9 @@ class Reducer {
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
   /// verdict, or RemoteError when a rank abandoned its backward, or Error(mismatch) on all ranks
-  /// when gradients of a parameter are sparse on some and dense on others. Whatever it throws,
-  /// nothing of the step is in flight on the host afterwards; devices may still write into
-  /// gradients that were reduced there, whose owners they keep.
+  /// when gradients of a parameter are sparse on some and dense on others, or ranks are in
+  /// different steps. Whatever it throws, nothing of the step is in flight on the host afterwards;
+  /// devices may still write into gradients that were reduced there, whose owners they keep.
   bool wait(Deadline until);
   /// Gives up a step whose backward was interrupted: the peers learn which rank it was. Waits for
   /// nobody; the buckets belong to the step until drain().
@@ -101,6 +101,18 @@ class Reducer {
   /// The step that is about to be launched compares weights, and awaits this rank's checksums.
   bool weights_due() const;
   void show_weights(std::vector<uint64_t> checksums);
+
+  /// The optimizer has taken a step. A step of the reducer is an error on all ranks where some have
+  /// taken more than others.
+  void note_update() {
+    const std::lock_guard lock(mutex_);
+    ++updates_;
+  }
+  /// Counts from 0, on all ranks at the same time.
+  void count_updates_anew() {
+    const std::lock_guard lock(mutex_);
+    updates_ = 0;
+  }
 
   /// A whole step of a rank that has joined: zeros in every bucket, and no say in the order. Waits
   /// for nobody; to be followed by drain(). While no step is open. Takes up a better plan.
@@ -147,6 +159,8 @@ class Reducer {
   void allocate_buckets();
   void reset();
   void begin_step();  // under the mutex
+  uint8_t& fare(int rank);
+  std::optional<Error> ranks_apart();
   std::byte* address(int parameter);
 
   std::shared_ptr<Group> group_;
@@ -179,9 +193,12 @@ class Reducer {
   std::vector<Lying> lying_;  // per bucket: where the tensor alone is reduced in this step
   size_t marked_count_ = 0;
   size_t launched_ = 0;  // buckets
-  bool rest_launched_ = false;
+  bool rest_launched_ = false, by_proxy_ = false;
+  int64_t updates_ = 0;
   // By parameter the largest of all ranks' `marked_`, and again the smallest (as 255 minus it);
-  // then, by rank, whether it abandoned its backward. Shared with the operation in flight.
+  // then, by rank, kAbandoned, or kUpdated plus its updates modulo kUpdates, or 0 where it has
+  // joined. Shared with the operation in flight.
+  static constexpr int64_t kUpdated = 2, kUpdates = 254;
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
 };
 

@@ -162,6 +162,11 @@ def broadcast_optimizer_state(
                     for p, values in optimizer.state.items()
                     if id(p) in number_of
                 },
+                "of no parameter": {
+                    key: values
+                    for key, values in optimizer.state.items()
+                    if not isinstance(key, torch.Tensor)
+                },
                 "options": [
                     {key: value for key, value in group.items() if key != "params"}
                     for group in optimizer.param_groups
@@ -180,5 +185,6 @@ def broadcast_optimizer_state(
     optimizer.state.clear()
     for number, values in whole["state"].items():
         optimizer.state[parameters[number]] = values
+    optimizer.state.update(whole["of no parameter"])
     for group, options in zip(optimizer.param_groups, whole["options"], strict=True):
         group.update(options)

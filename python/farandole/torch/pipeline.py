@@ -26,7 +26,7 @@ from farandole.torch._pipeline.costs import bounds_of, check_budget, check_split
 from farandole.torch._pipeline.layers import Layer, layers_of, stage_of
 from farandole.torch._pipeline.outputs import over_all_ranks
 from farandole.torch._pipeline.refusals import check_devices, refuse_shared, refuse_synchronized
-from farandole.torch._pipeline.replicas import exchange_of, share_first_replica
+from farandole.torch._pipeline.replicas import ReplicaGradients, share_first_replica
 from farandole.torch._pipeline.tensors import TorchTensors
 from farandole.torch._pipeline.work import LossWork, Stage, StageWork, TrainWork
 from farandole.torch._training.finite import OwnGradients
@@ -154,14 +154,14 @@ class Pipeline(Reported):
         self._module, modules = prepared(make, lambda _: [])
         groups = groups_of(place)
         self._group = groups.everyone
-        exchange = None
+        replicas = None
         if groups.replicas is not None:
             share_first_replica(self._module, groups.replicas)
             reduction_of = Reduction(Average, 1.0, compression, False, groups.replicas)
-            exchange = exchange_of(self._module, reduction_of)
+            replicas = ReplicaGradients(self._module, reduction_of)
         finite = OwnGradients([*self._module.named_parameters()][::-1])
         self._stage = Stage(
-            place, self._module, modules, m, loss_fn, reduction, count, exchange, finite
+            place, self._module, modules, m, loss_fn, reduction, count, replicas, finite
         )
         self._runner = Runner(self._group, place, TorchTensors(), dynamic_shapes=dynamic_shapes)
         nbytes = sum(p.nbytes for p in self._module.parameters())

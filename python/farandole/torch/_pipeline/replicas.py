@@ -26,21 +26,33 @@ def share_first_replica(module: nn.Module, replicas: ProcessSet) -> None:
             tensor.detach().copy_(flat)
 
 
-def exchange_of(module: nn.Module, reduction: Reduction) -> GradientExchange | None:
-    """The exchange that reduces gradients at the end of a step; None where the stage has no
-    parameters that learn. Collective."""
-    named = list(module.named_parameters())
-    managed = [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0]
-    if not managed:
-        return None
-    exchange = GradientExchange(
-        own_group_of(reduction.process_set),
-        managed,
-        reduction,
-        weights=named,
-        line=_LINE,
-        limits=Limits.of(None, None, None),
-        looks=False,  # a step does, for all stages
-    )
-    exchange.open = True  # backward passes only accumulate; a step's end reduces
-    return exchange
+class ReplicaGradients:
+    """The gradients of a stage, which are reduced over its replicas at the end of a step.
+
+    Collective, as are its methods.
+    """
+
+    def __init__(self, module: nn.Module, reduction: Reduction) -> None:
+        self._module, self._reduction = module, reduction
+        self._exchange: GradientExchange | None = None
+        self.exchange()
+
+    def exchange(self) -> GradientExchange | None:
+        """The exchange; None while no parameter of the stage learns. It may be unfrozen later."""
+        if self._exchange is not None:
+            return self._exchange
+        named = list(self._module.named_parameters())
+        managed = [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0]
+        if not managed:
+            return None
+        self._exchange = GradientExchange(
+            own_group_of(self._reduction.process_set),
+            managed,
+            self._reduction,
+            weights=named,
+            line=_LINE,
+            limits=Limits.of(None, None, None),
+            looks=False,  # a step does, for all stages
+        )
+        self._exchange.open = True  # backward passes only accumulate; a step's end reduces
+        return self._exchange

@@ -18,8 +18,8 @@ from farandole.pipeline._shares import micro_batches
 from farandole.pipeline._wire import Form, Message
 from farandole.pipeline._work import ForwardWork
 from farandole.torch._pipeline.refusals import warn_of_few_samples
+from farandole.torch._pipeline.replicas import ReplicaGradients
 from farandole.torch._pipeline.tensors import Received, form_of, ready
-from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.finite import OwnGradients
 
 _NOTHING = Form(None, ())
@@ -35,7 +35,7 @@ class Stage(NamedTuple):
     loss_fn: Callable[[Any, Any], torch.Tensor] | None
     reduction: str
     count_fn: Callable[[Any], Any] | None
-    exchange: GradientExchange | None  # with the replicas of this stage
+    replicas: ReplicaGradients | None  # of this stage
     finite: OwnGradients  # of all ranks of all stages
 
 
@@ -270,9 +270,10 @@ class TrainWork(LossWork):
         return self._found is None
 
     def end(self, *, failed: bool) -> None:
-        exchange, finite = self._stage.exchange, self._stage.finite
+        replicas, finite = self._stage.replicas, self._stage.finite
         if not failed and finite.looks:
             self._found = finite.found()
+        exchange = None if replicas is None else replicas.exchange()
         if exchange is None:
             return
         if failed:

@@ -31,7 +31,7 @@ class AdasumOptimizer(WrappedOptimizer):
     rank steps by itself; then the parameters move by the Adasum of all ranks' moves."""
 
     _all: Named
-    _named: Named  # that are trained
+    _named: Named  # that are trained, or were
     _compression: type[Compressor]
     _silence: Silence
     _weights: TensorWeights
@@ -46,6 +46,8 @@ class AdasumOptimizer(WrappedOptimizer):
         """
         if self._alone is not None:
             self._alone.check()
+        self._refuse_replaced()
+        self._take_unfrozen()
         if closure is None:
             self._silence.refuse()
         self._weights.compare()
@@ -70,11 +72,20 @@ class AdasumOptimizer(WrappedOptimizer):
         An overflow on one rank becomes one on all ranks, so that they skip alike."""
         if self._alone is not None:
             self._alone.check()
+        self._take_unfrozen()
         gradients = [p.grad for _, p in self._named if p.grad is not None]
         mine = all(bool(torch.isfinite(_values(g)).all()) for g in gradients)
         if not _on_all_ranks(mine):
             for g in gradients[:1]:
                 _values(g).fill_(math.inf)
+
+    def _take_unfrozen(self) -> None:
+        """Parameters that were frozen until now move with the others from this step on."""
+        known = {n for n, _ in self._named}
+        named = [(n, p) for n, p in self._all if p.requires_grad or n in known]
+        if len(named) > len(known):
+            self._named = named
+            self._finite = OwnGradients(named[::-1])
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Passes add up by themselves: as many as there are before a ``step()``."""

@@ -39,6 +39,10 @@ class Bytes:
             self._wholes[bucket] = made, made.data_ptr()
         return self._wholes[bucket][0]
 
+    def versions(self) -> list[int]:
+        """PyTorch's counters of what was written by way of tensors."""
+        return [whole._version for whole, _ in self._wholes.values()]
+
     def standing(self) -> bool:
         """Whether all of them still refer to their bucket."""
         return all(whole.data_ptr() == address for whole, address in self._wholes.values())
@@ -81,6 +85,10 @@ class Buckets:
         self._views = [None] * len(self._parameters)
         for i in needed:
             self.view(i)
+
+    def versions(self) -> list[int]:
+        """Others when a program has written into a gradient."""
+        return self._bytes.versions()
 
     def standing(self) -> bool:
         """Whether the views still refer to the buckets."""

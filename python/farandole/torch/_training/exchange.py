@@ -100,6 +100,9 @@ class GradientExchange(Hooked):
         # step() must still reduce: since the last reduction a step or a zero_grad was seen.
         self._due = True
         self._spent = False  # a step has used the gradients, and nothing was heard since
+        self._by_hand = False  # gradients that were reduced last came by no backward
+        self._is_sum_of_all = False  # those that stand, unless the program has set them to zero
+        self._stamp = self._gradients.stamp()  # as ranks last had them alike
         self._dropped = False  # a pass failed, and nothing was done about it
         # By parameter, the stamp of a gradient whose backward had no end; and that backward.
         self._left: dict[int, tuple[int, int] | None] = {}
@@ -154,7 +157,7 @@ class GradientExchange(Hooked):
             if has_no_end(graph):
                 self._leave_to_step(i, graph, final)
                 return None
-            self._begin_pass(ends=True)
+            self._begin_pass(i, ends=True)
             present = Pass(self)
             self._pass = weakref.ref(present)
             running.add(self)
@@ -175,7 +178,7 @@ class GradientExchange(Hooked):
     def _leave_to_step(self, i: int, graph: int, final: bool) -> None:
         """The pass is one that only accumulates."""
         if graph != self._left_graph or not self._left:
-            self._begin_pass(ends=False)
+            self._begin_pass(i, ends=False)
             self._left_graph = graph
         if final:
             self._left[i] = _stamp(self.parameters[i].grad)
@@ -194,23 +197,35 @@ class GradientExchange(Hooked):
 
     # The pass, from its begin to its end.
 
-    def _begin_pass(self, *, ends: bool) -> None:
-        """`ends`: whether autograd tells the end; else synchronize() reduces."""
+    def _begin_pass(self, i: int, *, ends: bool) -> None:
+        """`i`: whose gradient is the first one; `ends`: whether autograd tells the end; else
+        synchronize() reduces."""
         if (
             self._standing
             and self._passes_per_step > 1
             and any(map(self._gradients.still_stands, range(len(self.names))))
         ):
             raise too_many_passes(self._passes_per_step)
+        self._refuse_sums(but=i)
         held = self._held > 0 or self.open
         due = not held and self._passes + 1 >= self._passes_per_step
         self._begin(reducing=ends and due)
         self._passes += 1
 
+    def _refuse_sums(self, but: int) -> None:
+        """Refuses sums of all ranks that still stand after a step and would be summed again. A
+        mean of what all ranks have alike is the same once more. `but`: has been added to."""
+        if not self._is_sum_of_all or self._standing:  # _take() refuses the latter
+            return
+        for i, p in enumerate(self.parameters):
+            stands = i != but and self._gradients.still_stands(i)
+            if stands and p.grad is not None and bool(_values(p.grad).any()):
+                raise _summed_already(self.names[i])
+
     def _begin(self, *, reducing: bool) -> None:
         self.check_alive()
         self._left.clear()
-        self._dropped = self._spent = False
+        self._dropped = self._spent = self._by_hand = False
         if reducing:
             self._plan_anew()
             self._gradients.begin()
@@ -220,11 +235,7 @@ class GradientExchange(Hooked):
         """The mean of what was reduced already, and equal on all ranks, is that value; a sum would
         count it once per rank."""
         if self._standing and not self.is_mean and self._gradients.still_stands(i):
-            raise InvalidArgument(
-                f"the gradient of '{self.names[i]}' was already summed over the ranks and would "
-                "be summed again\n  advice: call step() or zero_grad() between two backward "
-                "passes, or accumulate with backward_passes_per_step or no_sync()"
-            )
+            raise _summed_already(self.names[i])
         self._gradients.take(i)
 
     def launch_rest(self) -> None:
@@ -253,6 +264,8 @@ class GradientExchange(Hooked):
         self.reducing = False
         self._passes = 0
         self._standing, self._due = True, False
+        self._is_sum_of_all = not self.is_mean
+        self.note_alike()
 
     def _fail_pass(self) -> None:
         """Tells the other ranks, without waiting for them; the next pass will work again."""
@@ -314,6 +327,7 @@ class GradientExchange(Hooked):
         """Takes the buckets up again. After any step of the others, the gradients that this rank
         still had stand in memory of theirs."""
         self._gradients.learn_places()
+        self.reducer.count_updates_anew()
         if steps > 0:
             self._passes = 0
             self._standing, self._due = False, True
@@ -336,8 +350,9 @@ class GradientExchange(Hooked):
         """
         self.check_alive()
         self._refuse_changes()
+        by_hand = not self.reducing and self._passes == 0
         if not self.reducing:
-            if self._passes == 0 and not self._due:
+            if by_hand and not self._awaits_reduction():
                 self._late.reduce()
                 return
             if self._dropped:
@@ -350,20 +365,39 @@ class GradientExchange(Hooked):
                 )
             self._begin(reducing=True)
         self._finish_pass()
+        self._by_hand = by_hand
+
+    def _awaits_reduction(self) -> bool:
+        """Where no backward has come since the last reduction: whether gradients that stand are to
+        be reduced in the next step."""
+        if not self._due:
+            return self._by_hand and self.is_mean and self._has_changed()
+        # A second step with one sum of all ranks.
+        return self.is_mean or not self._spent or self._has_changed() or self._has_none()
+
+    def _has_changed(self) -> bool:
+        return self._gradients.have_changed(self._stamp)
+
+    def _has_none(self) -> bool:
+        return not any(map(self._gradients.still_stands, range(len(self.parameters))))
 
     def is_due(self) -> bool:
         """The same on every rank, also where a rank has no gradient. Not in backward, and not
         between a step and what follows it, where the gradients are those of the step."""
         if self.open or graph_task() >= 0 or self.epoch != _world.epoch():
             return False
-        if self._passes == 0 and not self._due and not self.reducing:
-            return False
-        return not self._spent or not any(
-            map(self._gradients.still_stands, range(len(self.parameters)))
-        )
+        if self.reducing or self._passes > 0:
+            return True
+        if not self._due:
+            return self._late.are_there() or self._awaits_reduction()
+        return not self._spent or self._has_changed() or self._has_none()
 
     def reduce_now(self) -> None:
         self.synchronize()
+
+    def note_alike(self) -> None:
+        """What stands now is alike on all ranks: clipping, say, has changed it on all."""
+        self._stamp = self._gradients.stamp()
 
     def managed(self) -> list[torch.Tensor]:
         return [*self.parameters, *(p for _, p in self._plan.unfrozen())]
@@ -381,6 +415,8 @@ class GradientExchange(Hooked):
     @untraced
     def note_step(self) -> None:
         self._standing, self._due, self._spent = False, True, True
+        self.reducer.note_update()
+        self.note_alike()
 
     @untraced
     def note_zero_grad(self) -> None:
@@ -391,7 +427,7 @@ class GradientExchange(Hooked):
             )
         self._passes = 0
         self._standing, self._due, self._dropped = False, True, False
-        self._spent = False
+        self._spent = self._is_sum_of_all = False
         self._left.clear()
 
     @contextmanager
@@ -406,6 +442,18 @@ class GradientExchange(Hooked):
     def set_passes_per_step(self, passes: int) -> None:
         self._passes_per_step = passes
         self._passes = 0
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _summed_already(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the gradient of '{name}' was already summed over the ranks and would be summed again\n"
+        "  advice: call step() and zero_grad() between two backward passes, or accumulate with "
+        "backward_passes_per_step or no_sync(); op=Average may go on from what stands"
+    )
 
 
 def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:

@@ -24,6 +24,10 @@ from farandole.torch.compression import Compression, Compressor
 _SMALL = 128 << 10
 
 
+# Versions of the buckets, and by number of gradients that lie elsewhere.
+Stamp = tuple[list[int], dict[int, int]]
+
+
 class Gradients:
     """``p.grad`` becomes a view of the bucket, except where gradients are compressed, and where
     large ones are reduced as they lie, and where they are sparse: then the first step reduces them
@@ -93,6 +97,9 @@ class Gradients:
             and i not in self._sparse.dims
             and not self._there[i]
         )
+        compressed = self._compression is not None
+        rows = enumerate(zip(self._alone, self._there, strict=True))
+        self._apart = [i for i, at in rows if any(at) or compressed or i in self._sparse.dims]
         self._learn_looks()
 
     def _learn_looks(self) -> None:
@@ -346,6 +353,20 @@ class Gradients:
         p.grad = None  # its layout may be another
         p.grad = grad
         self._shown_sparse[i] = weakref.ref(grad)
+
+    def stamp(self) -> Stamp:
+        """Of the gradients that stand, for have_changed()."""
+        grads = ((i, self._parameters[i].grad) for i in self._apart)
+        return self._buckets.versions(), {i: g._version for i, g in grads if g is not None}
+
+    def have_changed(self, since: Stamp) -> bool:
+        """Whether a gradient stands that a program has set or written into. What it writes by way
+        of `.data` is not seen."""
+        in_buckets, apart = self.stamp()
+        if in_buckets != since[0] or any(since[1].get(i) != v for i, v in apart.items()):
+            return True
+        rows = enumerate(self._parameters)
+        return any(p.grad is not None and not self.still_stands(i) for i, p in rows)
 
     def still_stands(self, i: int) -> bool:
         """Whether the gradient of parameter i is the one that was shown, perhaps added to."""

@@ -87,6 +87,9 @@ class Hooked:
     def reduce_now(self) -> None:
         """Collective: reduces them, where they are due."""
 
+    def note_alike(self) -> None:
+        """The program has changed gradients in a way that is the same on all ranks."""
+
     def managed(self) -> list[torch.Tensor]:
         """The parameters whose gradients it reduces, also those of which it has not heard yet."""
         return self.parameters

@@ -32,6 +32,10 @@ class LateGradients:
         """Whether a gradient that this parameter gets now is one of these."""
         return any(self._parameters[i] is p for i in self.places)
 
+    def are_there(self) -> bool:
+        """Whether this rank has any."""
+        return any(self._parameters[i].grad is not None for i in self.places)
+
     def reduce(self) -> None:
         """Reduces those that are there now."""
         late = [i for i in self.places if self._parameters[i].grad is not None]

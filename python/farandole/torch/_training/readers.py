@@ -60,7 +60,9 @@ def _around_clip(body: Any) -> Any:
                 # PyTorch warns of an empty generator, and of no other empty list.
                 generator = isinstance(parameters, GeneratorType)
                 parameters = (p for p in kept) if generator else kept
-        return body(parameters, *args, **kwargs)
+        result = body(parameters, *args, **kwargs)
+        note_alike()
+        return result
 
     return clip
 
@@ -80,7 +82,9 @@ def _around_unscale(method: Any) -> Any:
     def unscale(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(optimizer, WrappedOptimizer):
             _prepare(optimizer)
-        return method(scaler, optimizer, *args, **kwargs)
+        result = method(scaler, optimizer, *args, **kwargs)
+        note_alike()
+        return result
 
     return unscale
 
@@ -94,6 +98,13 @@ def _prepare(optimizer: WrappedOptimizer) -> None:
 def is_any_due() -> bool:
     """Whether some gradients may still have to be reduced."""
     return any(each.is_due() for each in hearing)
+
+
+@untraced
+def note_alike() -> None:
+    """Ranks have changed their gradients by the same function."""
+    for each in hearing:
+        each.note_alike()
 
 
 @untraced

@@ -47,6 +47,7 @@ class ReducedOptimizer(WrappedOptimizer):
                 self._alone.check()
             return super().step(closure)
         exchange.check_alive()
+        self._refuse_replaced()
         refuse_unmanaged([p for p in self._unmanaged if not p.requires_grad])
         if closure is None:
             if not exchange.silence.over:

@@ -102,6 +102,7 @@ class ShardedOptimizer(WrappedOptimizer):
                 parameter has changed.
         """
         self._refuse_open()
+        self._refuse_replaced()
         self._refuse_scaler()
         loss = None
         if closure is not None:

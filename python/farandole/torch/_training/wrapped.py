@@ -42,6 +42,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     weighed_only = False  # it is one of a GlobalBatch
     _rest: Rest | None = None  # of it, compared with the parameters
     _open = False  # more micro-batches of the global batch come: step() is refused
+    _known: frozenset[int]  # ids of all parameters that it had when it was wrapped
 
     def _hooked(self) -> Hooked | None:
         """The object that hooks the gradients; None where this rank is alone."""
@@ -84,6 +85,19 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 hooked.refuse(left_open())
             raise left_open()
 
+    def _refuse_replaced(self) -> None:
+        """Refuses to step where a program has put a parameter into a group by itself."""
+        if all(self._known.issuperset(map(id, group["params"])) for group in self.param_groups):
+            return
+        why = InvalidArgument(
+            "a parameter was put into the optimizer's param_groups after it was wrapped, and ranks "
+            "do not reduce its gradient\n  advice: make a new optimizer over the present "
+            "parameters, and a DistributedOptimizer around it"
+        )
+        if (hooked := self._hooked()) is not None:
+            hooked.refuse(why)
+        raise why
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         raise InvalidArgument(
             "adding parameters to a DistributedOptimizer is not supported; add them to the "
@@ -114,6 +128,7 @@ def become(
     optimizer.__class__ = child_of(type(optimizer), kind)
     wrapped = cast(_W, optimizer)
     wrapped._parameter_names = {p: name for name, p in named}
+    wrapped._known = frozenset(id(p) for group in wrapped.param_groups for p in group["params"])
     if is_for_schedulers(vars(optimizer).get("step")):
         _step_for_schedulers(wrapped)
     return wrapped
