@@ -1143,6 +1143,50 @@ def datasets_whose_maps_run_in_parts_and_whose_shuffles_have_no_seed() -> None:
         )
 
 
+def normalizing(seed: int) -> Any:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Normalization(), *net().layers])
+    model.layers[0].adapt(np.random.default_rng(seed).choice(X, 3, axis=0))
+    return model
+
+
+@on_ranks(2)
+def layers_normalize_by_the_statistics_of_rank_0() -> None:
+    """They are variables, but what the layer computes with is made of them once."""
+
+    def fit(model: Any, serial: bool) -> Any:
+        del serial
+        return model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
+
+    mine = compiled(hvd.Model(normalizing(hvd.rank())))
+    compare(mine, fit, build=lambda: normalizing(0))
+
+
+def counting() -> Any:
+    class Counting(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        """Its outputs depend on how many steps there were."""
+
+        def build(self, shape: Any) -> None:
+            del shape
+            self.steps = self.add_weight(
+                shape=(), dtype="int32", initializer="zeros", trainable=False
+            )
+
+        def call(self, inputs: Any) -> Any:
+            self.steps.assign(self.steps + 1)
+            return inputs * keras.ops.cast(self.steps, "float32")
+
+    return keras.Sequential([keras.Input((6,)), Counting(), *net().layers])
+
+
+@on_ranks(2)
+def steps_are_counted_where_a_rank_has_no_samples() -> None:
+    def fit(model: Any, serial: bool) -> Any:
+        del serial
+        return model.fit(X[:9], Y[:9], batch_size=4, shuffle=False, epochs=2, verbose=0)
+
+    compare(shared(counting), fit, build=counting)
+
+
 @on_ranks(2)
 def batches_are_made_while_a_step_runs() -> None:
     import tensorflow as tf

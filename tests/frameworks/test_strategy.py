@@ -529,6 +529,95 @@ def synchronized_layers_are_right_where_a_replica_has_no_samples() -> None:
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=how)
 
 
+def dense(**options: Any) -> Any:
+    return keras.layers.Dense(
+        2, kernel_initializer=keras.initializers.Orthogonal(2.0, 1), **options
+    )
+
+
+WRITES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "constraint": lambda: (
+        dense(kernel_constraint=keras.constraints.MaxNorm(0.5)),
+        keras.optimizers.SGD(0.2),
+    ),
+    "averages": lambda: (dense(), keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.5)),
+    "Nadam": lambda: (dense(), keras.optimizers.Nadam(0.1)),
+    "scales": lambda: (
+        dense(),
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2
+        ),
+    ),
+    "spectral": lambda: (
+        keras.layers.SpectralNormalization(dense()),
+        keras.optimizers.SGD(0.1),
+    ),
+    "sums": lambda: (dense(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+    "counts": lambda: (counting(), keras.optimizers.SGD(0.1)),
+}
+
+
+def counting() -> Any:
+    class Counted(keras.layers.Dense):  # type: ignore[misc]
+        """Its outputs depend on how many steps there were."""
+
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.steps = self.add_weight(
+                shape=(), dtype="int32", initializer="zeros", trainable=False
+            )
+
+        def call(self, inputs: Any) -> Any:
+            self.steps.assign(self.steps + 1)
+            return super().call(inputs) * keras.ops.cast(self.steps, "float32")
+
+    return Counted(2, kernel_initializer="ones")
+
+
+def looped(strategy: Any, case: str, first: int) -> Any:
+    """The weights after batches of `first` samples, of 4, and of the last one of five."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (5, 2)).astype("float32")
+    y = np.full((5, 2), 3.0, "float32")
+    with strategy.scope():
+        layer, optimizer = WRITES[case]()
+        model = keras.Sequential([keras.Input((2,)), layer])
+        optimizer.build(model.trainable_variables)
+
+    def step(batch: Any) -> None:
+        with tf.GradientTape() as tape:
+            each = tf.reduce_mean(tf.square(model(batch[0], training=True) - batch[1]), -1)
+            loss = tf.nn.compute_average_loss(each, global_batch_size=4)
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def train(batch: Any) -> None:
+        strategy.run(step, args=(batch,))
+
+    data, others = (
+        tf.data.Dataset.from_tensor_slices((x[rows], y[rows])).batch(4)
+        for rows in (slice(first), slice(first, None))
+    )
+    for _ in range(3):
+        for batch in strategy.experimental_distribute_dataset(data.concatenate(others)):
+            train(batch)
+    optimizer.finalize_variable_values(model.trainable_variables)
+    return model
+
+
+@on_ranks(2)
+def what_is_written_alike_stays_where_a_replica_has_no_samples() -> None:
+    for case in WRITES:
+        for first in (4, 1) if case == "sums" else (4,):
+            mine = looped(mirrored(), case, first)
+            work.assert_same_on_all_ranks(mine)
+            alone = looped(tf.distribute.get_strategy(), case, first)
+            for a, b in zip(mine.get_weights(), alone.get_weights(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=case)
+
+
 @on_ranks(2)
 def gradients_of_a_replica_without_samples_count_nowhere() -> None:
     """Not in those of a sum either, which are summed, too."""

@@ -21,6 +21,7 @@ from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, compare
 from farandole.keras._accumulated import accumulated_for, besides, share_all
 from farandole.keras._bases import Callback, ModelCheckpoint
+from farandole.keras._constants import compute_again
 from farandole.keras._exchange import rows_of
 from farandole.keras._learning_rate import set_learning_rate
 from farandole.keras._xla import say_without
@@ -112,6 +113,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             optimizers,
             lambda ours: broadcast_variables(ours, self.root_rank),
         )
+        compute_again(model)
 
     def _shared(self, variables: list[Any], local: Iterable[Any] = ()) -> list[Any]:
         return besides(variables, [*self.local_variables, *local])

@@ -21,6 +21,7 @@ from farandole.common._worlds import Framework
 from farandole.common.elastic import run_fn
 from farandole.keras._accumulated import share_all
 from farandole.keras._bases import Callback
+from farandole.keras._constants import compute_again
 from farandole.keras.values import broadcast_variables
 
 __all__ = [
@@ -107,6 +108,7 @@ class KerasState(ModelState):
     def _share(self, variables: Sequence[Any]) -> None:
         optimizers = [] if self.optimizer is None else [self.optimizer]
         share_all(variables, optimizers, lambda ours: broadcast_variables(ours, root_rank=0))
+        compute_again(self.model)
 
 
 def _copied(variable: Any) -> Any:

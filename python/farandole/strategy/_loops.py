@@ -57,6 +57,22 @@ def teach_normalization(layer: Any) -> None:
     layer.call = call
 
 
+@functools.cache
+def teach_spectral(layer: Any) -> None:
+    """What SpectralNormalization writes follows from the kernel alone."""
+    own = layer.call
+
+    @as_is
+    @functools.wraps(own)
+    def call(self: Any, inputs: Any, training: bool = False) -> Any:
+        if not _in_replica():
+            return own(self, inputs, training=training)
+        with tf.distribute.get_strategy().extended.presence.writing_alike():
+            return own(self, inputs, training=training)
+
+    layer.call = call
+
+
 def _sums_first(optimizer: Any) -> bool:
     return not any(getattr(optimizer, name, None) for name in _OTHERWISE)
 
@@ -74,17 +90,30 @@ def _taught(
         updates = inside(self)
         if _REDUCE in vars(updates) or _reduces(updates):
             return own(self, grads, trainable_variables)
-        if not sums_first(self):
-            variables = None if trainable_variables is None else list(trainable_variables)
-            looked = functools.partial(_looked, updates, variables or updates._trainable_variables)
-            with _reducing(updates, looked):
-                return own(self, grads, variables)
-        sums = _summed(self, list(grads), trainable_variables)
-        with _reducing(updates, list), after(sums):
-            return own(self, sums, trainable_variables)
+        presence = tf.distribute.get_strategy().extended.presence
+        grads = _of_samples(presence, list(grads))
+        with presence.updating():
+            if not sums_first(self):
+                variables = None if trainable_variables is None else list(trainable_variables)
+                all_of_it = variables or updates._trainable_variables
+                looked = functools.partial(_looked, updates, all_of_it)
+                with _reducing(updates, looked):
+                    return own(self, grads, variables)
+            sums = _summed(self, grads, trainable_variables)
+            with _reducing(updates, list), after(sums):
+                return own(self, sums, trainable_variables)
 
     taught: Callable[..., Any] = apply
     return taught
+
+
+def _of_samples(presence: Any, gradients: list[Any]) -> list[Any]:
+    """Zeros on a replica without samples, before an optimizer may add them to earlier ones."""
+    there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    kept = presence.kept([gradients[i] for i in there])
+    for i, gradient in zip(there, kept, strict=True):
+        gradients[i] = gradient
+    return gradients
 
 
 def _in_replica() -> bool:

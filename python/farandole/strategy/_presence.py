@@ -30,6 +30,7 @@ class Presence:
         self._in_step = False  # eagerly, of arguments that may be empty on some replica
         self.needed = _world.size() > 1  # one replica has all samples
         self.writes_alike = False  # what is written is of all replicas' samples
+        self._counts_all = False  # what is reduced has nothing of the sample of zeros
 
     @contextmanager
     def of(self, has_samples: Any) -> Iterator[None]:
@@ -56,6 +57,17 @@ class Presence:
             yield
         finally:
             self.writes_alike = before
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """A context in which an optimizer works with gradients that kept() gave: what it writes is
+        equal on all replicas, and its sums count as they are."""
+        before, self._counts_all = self._counts_all, True
+        try:
+            with self.writing_alike():
+                yield
+        finally:
+            self._counts_all = before
 
     def _is_there(self) -> Any:
         return self._now if tf.executing_eagerly() else self._variable.read_value()
@@ -125,13 +137,17 @@ class Presence:
 
     @property
     def certain(self) -> bool:
-        """Whether this replica has samples for certain, so that all of its values count."""
-        return not self.needed or (tf.executing_eagerly() and self._now)
+        """Whether all values of this replica count, as it has samples for certain."""
+        if not self.needed or self._counts_all:
+            return True
+        return tf.executing_eagerly() and self._now
 
     @property
     def certain_of_all(self) -> bool:
         """The same for all replicas; all of them give the same answer."""
-        return not self.needed or (tf.executing_eagerly() and not self._in_step)
+        if not self.needed or self._counts_all:
+            return True
+        return tf.executing_eagerly() and not self._in_step
 
 
 def _kept(there: Any, values: Sequence[Any]) -> list[Any]:

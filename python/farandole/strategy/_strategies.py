@@ -40,6 +40,7 @@ def teach_keras() -> None:
         _central_keras.teach(keras.optimizers)
         _loops.teach(keras.optimizers)
         _loops.teach_normalization(keras.layers.BatchNormalization)
+        _loops.teach_spectral(keras.layers.SpectralNormalization)
 
 
 class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types

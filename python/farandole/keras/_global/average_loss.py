@@ -44,15 +44,19 @@ def learn() -> None:
 
 
 def _learn_of_tapes(tf: Any) -> None:
-    """Patches tapes: the target that a step differentiates is its loss."""
+    """Patches tapes: the target that a step differentiates is its loss, and an optimizer should get
+    the gradients as they are."""
     own = tf.GradientTape.gradient
 
     @wraps(own)
     def gradient(self: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         steps = running()
-        if steps is not None and steps.weighs_gradients:
-            steps.see_losses(tf.nest.flatten(target))
-        return own(self, target, *args, **kwargs)
+        if steps is None or not steps.weighs_gradients:
+            return own(self, target, *args, **kwargs)
+        steps.see_losses(tf.nest.flatten(target))
+        gradients = own(self, target, *args, **kwargs)
+        steps.see_gradients(tf.nest.flatten(gradients))
+        return gradients
 
     tf.GradientTape.gradient = gradient
 

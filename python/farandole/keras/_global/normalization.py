@@ -49,10 +49,13 @@ class Normalization:
         return [each for each in self.layers() if self._every or _asks(each)]
 
     def joint_variables(self) -> set[int]:
-        """Ids of these layers' statistics, which are of all ranks even if a rank has no samples."""
+        """Ids of variables that are equal on all ranks even if a rank has no samples: statistics of
+        these layers, and those of SpectralNormalization, which follow from weights."""
         if _world.size() == 1:
             return set()
-        return {id(v) for layer in self.joint() for v in layer.non_trainable_variables}
+        spectral = keras.layers.SpectralNormalization
+        others = [each for each in self._model._flatten_layers() if isinstance(each, spectral)]
+        return {id(v) for layer in (*self.joint(), *others) for v in layer.non_trainable_variables}
 
     def row(self) -> str:
         """A line that ranks compare."""

@@ -73,7 +73,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
 def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator[None]:
     """Metrics and moving averages, where this rank has no samples in the batch; but those that are
     of all ranks."""
-    others = [v for v in model.non_trainable_variables if id(v) not in joint]
+    others = [v for v in model.non_trainable_variables if _follows_samples(v, joint)]
     variables = [*model.metrics_variables, *others]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -94,6 +94,12 @@ def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator
         variable.assign(value)
 
 
+def _follows_samples(variable: Any, joint: set[int]) -> bool:
+    """Whether a rank without samples keeps its value: statistics. Whole numbers count steps, or are
+    the states of generators of random numbers."""
+    return id(variable) not in joint and bool(keras.backend.is_float_dtype(variable.dtype))
+
+
 def _jax_steps(
     model: Any, steps: Steps, normalization: Normalization
 ) -> dict[str, Callable[..., Any]]:
@@ -107,7 +113,9 @@ def _jax_steps(
     def kept_but_joint(after: Any, before: Any) -> Any:
         joint = normalization.joint_variables()
         values = zip(model.non_trainable_variables, after, kept(after, before), strict=True)
-        return [new if id(variable) in joint else either for variable, new, either in values]
+        return [
+            either if _follows_samples(variable, joint) else new for variable, new, either in values
+        ]
 
     def told(name: str, logs: Any, metrics: Any, before: Any) -> Any:
         if not is_own(model, name):

@@ -40,6 +40,20 @@ from farandole.keras._global.loss_kinds import Kind, kind_of
 _BATCH, _SHARE, _TOTAL = "farandole batch", "farandole share", "farandole total"
 OUTPUTS = "farandole outputs"
 LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sample
+_OF_LOSS = (
+    "a train_step() computes a loss of its own, and how that combines samples is not known: it is "
+    "taken for a mean over the samples of its batch. For a sum divided by a constant, steps are "
+    "then too small by the number of ranks; a loss that mixes samples, as one of pairs does, mixes "
+    "those of one rank alone\n"
+    "  advice: self.compute_loss(), a loss of Keras or tf.nn.compute_average_loss(); of a mean, "
+    "self.optimizer.scale_loss(loss) says that it is one"
+)
+_OF_CHANGES = (
+    "a train_step() changes gradients before apply_gradients(), where each rank has those of its "
+    "own samples: clipping by a norm, and skipping a step, then differ from one process\n"
+    "  advice: the optimizer's clipnorm, clipvalue or global_clipnorm, which act on the gradients "
+    "of the whole batch"
+)
 
 
 def marked(batch: Any, share: Any) -> tuple[dict[str, Any]]:
@@ -94,7 +108,8 @@ class Steps:
         self.weighs_gradients = False  # and not the loss
         self.knows_loss = False  # inside a step: that its loss is no sum over the rank's samples
         self._kinds: set[Kind | None] = set()  # of losses, inside a step of the user's own
-        self._has_told = False
+        self._gradients: list[Any] = []  # that tapes have given, likewise
+        self._has_told: set[str] = set()
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
 
@@ -135,6 +150,9 @@ class Steps:
         if self.share is None or not self.weighs_gradients or hooked:
             return ours
         self._tell_of_loss()
+        given = set(map(id, self._gradients))
+        if given and not given.issuperset(id(each) for each in ours if each is not None):
+            self._tell(_OF_CHANGES)
         return [self._one_weighed(gradient) for gradient in ours]
 
     # ---- losses of a step of the user's own, on TensorFlow ----
@@ -142,6 +160,10 @@ class Steps:
     def see_losses(self, losses: list[Any]) -> None:
         """They are differentiated."""
         self._kinds |= set(map(kind_of, losses))
+
+    def see_gradients(self, gradients: list[Any]) -> None:
+        """A tape has given them."""
+        self._gradients += gradients
 
     def factor_of(self, value: Any) -> Any:
         """Beside the weight, of a number that the step computes."""
@@ -159,19 +181,15 @@ class Steps:
 
     def _tell_of_loss(self) -> None:
         """Says once that the step has a loss whose use of samples is not known."""
-        known = self.knows_loss or self._kind_of_losses() is not None
-        if known or self._has_told or _world.rank() != 0 or _world.size() == 1:
+        if not self.knows_loss and self._kind_of_losses() is None:
+            self._tell(_OF_LOSS)
+
+    def _tell(self, what: str) -> None:
+        """Prints it once, on rank 0."""
+        if what in self._has_told or _world.rank() != 0 or _world.size() == 1:
             return
-        self._has_told = True
-        print(
-            "farandole: a train_step() computes a loss of its own, and how that combines samples "
-            "is not known: it is taken for a mean over the samples of its batch. For a sum divided "
-            "by a constant, steps are then too small by the number of ranks; a loss that mixes "
-            "samples, as one of pairs does, mixes those of one rank alone\n"
-            "  advice: self.compute_loss(), a loss of Keras or tf.nn.compute_average_loss(); of a "
-            "mean, self.optimizer.scale_loss(loss) says that it is one",
-            file=sys.stderr,
-        )
+        self._has_told.add(what)
+        print(f"farandole: {what}", file=sys.stderr)
 
     def _one_weighed(self, gradient: Any) -> Any:
         if gradient is None:
@@ -204,7 +222,7 @@ class Steps:
     def of(self, share: Any, total: int | None = None) -> Iterator[None]:
         self.share, self.total = share, total
         self.knows_loss = False
-        self._kinds = set()
+        self._kinds, self._gradients = set(), []
         _running.append(self)
         try:
             yield

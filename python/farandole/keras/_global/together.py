@@ -10,6 +10,7 @@ from farandole._core import InvalidArgument
 from farandole.common._objects import agree
 from farandole.data._tree import samples
 from farandole.keras._accumulated import accumulated_of, average_accumulated, share_all
+from farandole.keras._constants import compute_again
 from farandole.keras._global.agreement import (
     ADVICE,
     Prepared,
@@ -83,6 +84,7 @@ class Together(Wrapping):
             state = [variable for each in there for variable in each.variables]
             every = [*model.weights, *state, *seeds]
             share_all(every, there, self._send_weights, self._accumulated_of)
+            compute_again(model)
 
     def _accumulated_of(self, optimizer: Any) -> list[Any]:
         return accumulated_of(optimizer)
