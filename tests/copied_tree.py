@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+# The compiler, under the name that the checkout's build has for it, and kernels of as few devices.
+_TAKEN = re.compile(
+    r"^(?:CMAKE_CXX_COMPILER|FARANDOLE_CUDA_CODES|FARANDOLE_NVRTC):.*$", re.MULTILINE
+)
 
 
 @dataclass
@@ -66,6 +71,9 @@ class CopiedTree:
     def configure(self, folder: str, *options: str) -> None:
         """A build folder below the usual one ("." for that itself)."""
         # Warnings as errors, as in the Makefile: with the same options ccache knows all of it.
+        cache = ROOT / "build" / str(sys.implementation.cache_tag) / "CMakeCache.txt"
+        taken = _TAKEN.findall(cache.read_text()) if cache.exists() else []
+        options = (*(f"-D{line}" for line in taken), *options)
         done = self.shell("cmake", "-S", self.root, "-B", self.build_folder / folder, "-G", "Ninja",
                           "-DFARANDOLE_TESTS=ON", "-DFARANDOLE_WERROR=ON", *options)  # fmt: skip
         if done.returncode != 0:
