@@ -1,5 +1,6 @@
-// A rank's way into its world, once the ranks have met (python/farandole/_meeting): it maps its
-// host's memory, those of a host try to reach each other's, and all of several hosts connect.
+// A rank's way into its world, once the ranks have met (python/farandole/_meeting) and it has
+// mapped its host's memory: those of a host try to reach each other's, and all of several hosts
+// connect.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 """Looks what the threads of this rank are doing, for the warnings and verdicts of all ranks.
 
-A thread of its own sleeps until some rank has waited for long (csrc/engine/wait_watch.h). Then it
+A thread of its own sleeps until some rank has waited for long (csrc/control/wait_watch.h). Then it
 looks where the program's threads are, and whether any of them will do something by itself. Two
 kinds of threads will not:
 
