@@ -127,6 +127,12 @@ struct Copied {
   uint64_t damaged;  // of those that are there: left out, too
 };
 
+/// Whether its kind does not exist, or its times are before the clock began.
+bool is_damaged(const TraceEvent& e) {
+  return static_cast<size_t>(e.kind) >= kKinds.size() || nanoseconds(e.begin) < 0 ||
+         nanoseconds(e.end) < 0;
+}
+
 /// The events of a row since its `from_event`th, whose thread may go on writing: those it
 /// overwrites meanwhile are left out.
 Copied copy_row(const TraceStore& store, size_t row, uint64_t from_event, bool still,
@@ -152,9 +158,8 @@ Copied copy_row(const TraceStore& store, size_t row, uint64_t from_event, bool s
   const uint64_t torn = std::min(std::max(lost, first) - first, written - first);
   into.erase(into.begin() + static_cast<ptrdiff_t>(begin),
              into.begin() + static_cast<ptrdiff_t>(begin + torn));
-  const auto damaged = std::remove_if(
-      into.begin() + static_cast<ptrdiff_t>(begin), into.end(),
-      [](const Shown& s) { return static_cast<size_t>(s.event.kind) >= kKinds.size(); });
+  const auto damaged = std::remove_if(into.begin() + static_cast<ptrdiff_t>(begin), into.end(),
+                                      [](const Shown& s) { return is_damaged(s.event); });
   const auto count = static_cast<uint64_t>(into.end() - damaged);
   into.erase(damaged, into.end());
   return {std::max(lost, first_of(written)), written, count};
