@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -129,10 +130,57 @@ def replaced_gradients_train_as_in_one_process() -> None:
 
 
 @on_ranks(2, 3)
-def replaced_gradients_of_a_sharded_update_train_as_in_one_process() -> None:
-    for change in LOCAL.values():
-        for when in (range(STEPS), range(1, 2)):
-            check(change, when, sharded_update=True)
+def gradients_of_a_sharded_update_that_only_move_train_as_in_one_process() -> None:
+    for when in (range(STEPS), range(1, 2)):
+        check(share_gradients, when, sharded_update=True)
+
+
+# Ways to write into a gradient that PyTorch does not count as changes of the tensor.
+UNCOUNTED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "p.grad.data": lambda grad, g: grad.data.copy_(g),
+    "p.grad.numpy()": lambda grad, g: np.copyto(grad.numpy(), g.numpy()),
+    "p.grad.detach()": lambda grad, g: np.copyto(grad.detach().numpy(), g.numpy()),
+}
+
+
+def train_by_hand(
+    model: nn.Module, optimizer: Any, way: Any, part: Any, clips: float, backwards: int
+) -> None:
+    """The first `backwards` steps are ordinary ones. With clipping, one of them is left out."""
+    parameters = list(model.parameters())
+    for step in range(STEPS + 2):
+        factor = 1000 if clips and step == STEPS else 1
+        loss = model(factor * batch(step)[part]).square().mean()
+        if step < backwards:
+            optimizer.zero_grad()
+            loss.backward()
+        else:
+            for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                way(p.grad, g)
+        if clips and nn.utils.clip_grad_norm_(parameters, clips) > 20:
+            assert step == STEPS
+            continue
+        optimizer.step()
+
+
+@on_ranks(2, 3)
+def gradients_written_uncounted_are_reduced_before_they_are_read() -> None:
+    for name, way in UNCOUNTED.items():
+        for clips, backwards in ((0.0, 0), (0.1, 0), (0.1, 2)):
+            for options in ({}, {"in_place_bytes": 0}, {"op": hvd.Sum}):
+                if clips and "op" in options:
+                    continue  # ranks clip a sum otherwise than a mean
+                model, whole = net(), net()
+                rate = 0.05 / hvd.size() if "op" in options else 0.05
+                sgd = torch.optim.SGD(model.parameters(), lr=rate)
+                optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), **options)
+                train_by_hand(model, optimizer, way, hvd.rank(), clips, backwards)
+                reference = torch.optim.SGD(whole.parameters(), lr=0.05)
+                train_by_hand(whole, reference, way, slice(None), clips, backwards)
+                for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+                    message = f"{name}, clips={clips}, backwards={backwards}, {options}"
+                    torch.testing.assert_close(p, q, rtol=0, atol=1e-6, msg=message)
 
 
 def fit(model: nn.Module, change: Change, **options: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,15 +330,77 @@ def gradients_changed_by_hand_are_refused() -> None:
     before = copy.deepcopy(model)
     loss_of(model, batch(0, hvd.rank())).backward()
     if hvd.rank() == 1:
-        nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-        refused(optimizer.step, "changed after backward")
+        refused(
+            lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e9), "this rank's own gradients"
+        )
     else:
         with pytest.raises(fd.RemoteError, match="abandoned on rank 1"):
             optimizer.step()
     check_close(model, before, 0)
     train(model, optimizer, range(2), torch.float32)
     check_same_everywhere(model)
+    nn.utils.clip_grad_norm_(model.parameters(), math.inf)  # after a step: for a log
     refused(optimizer.synchronize, "clip_grad_norm_")
+
+
+def check_copies(gradient: torch.Tensor) -> None:
+    """They are plain tensors, as if nothing watched the gradient."""
+    copies = [copy.copy(gradient), copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient))]
+    for copied in [*copies, gradient + 0]:
+        assert type(copied) is torch.Tensor
+        assert torch.equal(copied, gradient)
+        assert repr(copied) == repr(gradient)
+
+
+Change = Callable[[torch.Tensor, nn.Parameter], object]
+OVERWRITES: dict[str, Change] = {
+    "in place": lambda g, _: g.clamp_(-0.01, 0.01),
+    "p.grad.data": lambda g, _: g.data.clamp_(-0.01, 0.01),
+    "a view of it": lambda g, _: g.data[:1].mul_(0),
+    "p.grad.numpy()": lambda g, _: g.numpy().fill(0),
+    "by numpy": lambda g, _: np.asarray(g).fill(0),
+    "p.grad.detach()": lambda g, _: g.detach().numpy().fill(0),
+    "its memory": lambda g, _: g.untyped_storage().fill_(0),
+    "p.grad = ...": lambda g, p: setattr(p, "grad", g * 2),
+    "p.grad.data = ...": lambda g, _: setattr(g, "data", g.data * 2),
+}
+READS: dict[str, Change] = {
+    "p.grad.data": lambda g, _: g.data.norm(),
+    "p.grad.numpy()": lambda g, _: g.numpy().sum(),
+    "copies": lambda g, _: check_copies(g),
+    "moved": lambda g, _: g.share_memory_(),
+    "assigned": lambda g, p: setattr(p, "grad", g),
+}
+
+
+@on_ranks(2, 3)
+def gradients_overwritten_after_backward_are_refused_whatever_the_way() -> None:
+    for passes in (1, 2):
+        for change in OVERWRITES.values():
+            model = make()
+            optimizer = sharded(model, backward_passes_per_step=passes)
+            for _ in range(passes):
+                loss_of(model, batch(0, hvd.rank())).backward()
+            p = next(model.parameters())
+            assert p.grad is not None
+            change(p.grad, p)
+            refused(optimizer.step, "changed after backward")
+
+
+@on_ranks(2)
+def gradients_that_are_only_read_are_stepped_with() -> None:
+    """In two steps, of which the second finds gradients that were read before."""
+    model, alone = make(), make()
+    optimizer, plain = sharded(model, "momentum"), OPTIMIZERS["momentum"](alone.parameters())
+    for step, reading in enumerate([*READS.values(), *READS.values()]):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, batch(step, hvd.rank())).backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            reading(p.grad, p)
+        optimizer.step()
+        train_alone(alone, plain, range(step, step + 1), torch.float32)
+    check_close(model, alone)
 
 
 @on_ranks(2, 3)

@@ -60,14 +60,8 @@ class DeviceShards:
         return gradient
 
     def stands(self, i: int, gradient: torch.Tensor) -> bool:
-        """Whether that gradient is in its bucket. Raises InvalidArgument where it has changed
-        since."""
-        address, version = self._brought.get(i, (-1, 0))
-        if address != gradient.data_ptr():
-            return False
-        if gradient._version != version:
-            raise changed_since()
-        return True
+        """Whether that gradient is in its bucket, with all that PyTorch counts as changes."""
+        return self._brought.get(i) == (gradient.data_ptr(), gradient._version)
 
     def begin(self, *, updates: bool) -> None:
         """Before a task: all that goes by the host is there. Waits for the devices then."""
@@ -107,11 +101,20 @@ class DeviceShards:
         self._brought.clear()
 
 
-def changed_since() -> InvalidArgument:
+def changed_since(name: str) -> InvalidArgument:
     return InvalidArgument(
-        "gradients were changed after backward(), where they are this rank's own and not yet the "
-        "mean\n  advice: clip with optimizer.clip_grad_norm_(); what else changes gradients "
-        "(clip_grad_value_) needs sharded_update=False"
+        f"the gradient of '{name}', or one that shares its bucket, was changed after backward(), "
+        "where gradients are this rank's own and not yet the mean\n  advice: clip with "
+        "optimizer.clip_grad_norm_(); what else changes gradients needs sharded_update=False"
+    )
+
+
+def read_by_torch() -> InvalidArgument:
+    return InvalidArgument(
+        "clip_grad_norm_(), clip_grad_value_() or get_total_norm() of torch.nn.utils with "
+        "sharded_update=True: they would see this rank's own gradients, and not the mean\n"
+        "  advice: clip with optimizer.clip_grad_norm_(), which returns the norm; what else reads "
+        "gradients needs sharded_update=False"
     )
 
 

@@ -30,6 +30,7 @@ from farandole.common._reduction import Reduction
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.plan import How, Plan
+from farandole.torch._training.watched import has_changed, watch
 from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import BROADCAST
 from farandole.torch._training.wrapped import too_many_passes
@@ -181,12 +182,15 @@ class GradientExchange(Hooked):
             self._begin_pass(i, ends=False)
             self._left_graph = graph
         if final:
-            self._left[i] = _stamp(self.parameters[i].grad)
+            grad = self.parameters[i].grad
+            self._left[i] = _stamp(grad)
+            watch(grad)
 
     def _refuse_changes(self) -> None:
         """Refuses changes of gradients that step() still has to reduce, such as clipping."""
         for i, stamp in self._left.items():
-            if _stamp(self.parameters[i].grad) != stamp:
+            grad = self.parameters[i].grad
+            if _stamp(grad) != stamp or has_changed(grad):
                 self.refuse(
                     InvalidArgument(
                         f"the gradient of '{self.names[i]}' was changed after backward(), which "
@@ -366,6 +370,8 @@ class GradientExchange(Hooked):
             self._begin(reducing=True)
         self._finish_pass()
         self._by_hand = by_hand
+        if by_hand:
+            self._gradients.watch()
 
     def _awaits_reduction(self) -> bool:
         """Where no backward has come since the last reduction: whether gradients that stand are to
@@ -398,6 +404,12 @@ class GradientExchange(Hooked):
     def note_alike(self) -> None:
         """What stands now is alike on all ranks: clipping, say, has changed it on all."""
         self._stamp = self._gradients.stamp()
+        if self._spent or self._by_hand:  # else gradients that come by no backward are not reduced
+            self._gradients.watch()
+
+    def show_plain(self) -> None:
+        """The optimizer is about to read the gradients, which are plain tensors then."""
+        self._gradients.unwatch()
 
     def managed(self) -> list[torch.Tensor]:
         return [*self.parameters, *(p for _, p in self._plan.unfrozen())]

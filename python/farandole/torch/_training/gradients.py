@@ -17,6 +17,7 @@ from farandole.torch._training.finite import FiniteGradients
 from farandole.torch._training.layouts import Strides, in_order_of
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
+from farandole.torch._training.watched import has_changed, unwatch, watch
 from farandole.torch.compression import Compression, Compressor
 
 # Bytes of a gradient. Of smaller ones, on average, a bucket is looked at as a whole: a look costs
@@ -155,6 +156,7 @@ class Gradients:
         grad = p.grad
         if grad is None:
             return
+        unwatch(grad)
         if grad.requires_grad:
             raise part_of_a_graph(self._names[i])
         if grad.is_neg() or grad.is_conj():  # lazily: memory has other numbers
@@ -359,14 +361,22 @@ class Gradients:
         grads = ((i, self._parameters[i].grad) for i in self._apart)
         return self._buckets.versions(), {i: g._version for i, g in grads if g is not None}
 
+    def watch(self) -> None:
+        """From now on have_changed() also sees what no counter counts; see watched.py."""
+        for p in self._parameters:
+            watch(p.grad)
+
+    def unwatch(self) -> None:
+        for p in self._parameters:
+            unwatch(p.grad)
+
     def have_changed(self, since: Stamp) -> bool:
-        """Whether a gradient stands that a program has set or written into. What it writes by way
-        of `.data` is not seen."""
+        """Whether a gradient stands that a program has set or written into."""
         in_buckets, apart = self.stamp()
         if in_buckets != since[0] or any(since[1].get(i) != v for i, v in apart.items()):
             return True
-        rows = enumerate(self._parameters)
-        return any(p.grad is not None and not self.still_stands(i) for i, p in rows)
+        rows = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
+        return any(not self.still_stands(i) or has_changed(grad) for i, grad in rows)
 
     def still_stands(self, i: int) -> bool:
         """Whether the gradient of parameter i is the one that was shown, perhaps added to."""

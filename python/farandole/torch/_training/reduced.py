@@ -79,6 +79,7 @@ class ReducedOptimizer(WrappedOptimizer):
         if not self._skip:
             self.synchronize()
         if self._exchange is not None:
+            self._exchange.show_plain()
             self._exchange.finite.note_skip(vars(self).get("found_inf"))
             self._exchange.finite.note_use()
 

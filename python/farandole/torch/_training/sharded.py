@@ -15,6 +15,7 @@ from farandole._world import Group
 from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training.parameters import Named
+from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.shards import Shards
 from farandole.torch._training.wrapped import WrappedOptimizer, become, is_for_schedulers
 
@@ -110,6 +111,9 @@ class ShardedOptimizer(WrappedOptimizer):
                 loss = closure()
         self._shards.step(self._settings, self._unmanaged)
         return loss
+
+    def prepare_unscale(self) -> None:
+        """step() refuses the scaler."""
 
     def _refuse_scaler(self) -> None:
         """Refuses a GradScaler: it divides gradients in place after some were copied to buckets,
@@ -238,6 +242,7 @@ def distribute(
         named: the optimizer's parameters in registration order.
     """
     rule = rule_of(optimizer)
+    watch_readers()
     for name, p in named:
         check_tensor(p, f"sharded_update=True: '{name}'")
     _refuse_replaced_step(optimizer)

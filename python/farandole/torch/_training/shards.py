@@ -22,14 +22,21 @@ from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.buckets import Bytes, Place, view_of
-from farandole.torch._training.device_shards import DeviceShards, changed_since, moved_away
+from farandole.torch._training.device_shards import (
+    DeviceShards,
+    changed_since,
+    moved_away,
+    read_by_torch,
+)
 from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
+from farandole.torch._training.watched import has_changed, watch
 from farandole.torch._training.weighing import not_weighed
+from farandole.torch._training.weights import checksums_of
 from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
@@ -94,6 +101,7 @@ class Shards(Hooked):
             self._homes.append(p.data_ptr())
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
+        self._brought: set[int] = set()  # parameters whose gradient came by backward since then
         self._finite = OwnGradients(named, reduction.process_set)
         self._watch_weights()
         self._endless = -1  # the last backward whose end is not called back
@@ -110,6 +118,9 @@ class Shards(Hooked):
         self._gradients = [self._mapped.whole(b, self.update.gradients) for b in buckets]
         self._views = self.views(self._gradients)
         self._addresses = [view.data_ptr() for view in self._views]
+        self._note_versions()
+
+    def _note_versions(self) -> None:
         self._versions = [memory._version for memory in self._gradients]
 
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -138,6 +149,8 @@ class Shards(Hooked):
                 self._refuse_pass()
                 if final:  # else step() takes it
                     self._take(i)
+                    if self.parameters[i].grad is not None:
+                        self._brought.add(i)
             except BaseException:
                 if present is not None:  # now, since the traceback may keep the pass alive
                     present.fail()
@@ -206,7 +219,8 @@ class Shards(Hooked):
                 )
             grad = grad.to_dense()
         if self._there.has[i]:
-            p.grad = self._there.bring(i, grad)
+            p.grad = grad = self._there.bring(i, grad)
+            watch(grad)
             return
         if not grad.is_cpu:
             raise misplaced(self.names[i], grad, None)
@@ -217,15 +231,21 @@ class Shards(Hooked):
                 view.copy_(grad)
             else:
                 self.update.take(i, address)
-            p.grad = view.detach()
+            p.grad = grad = view.detach()
+        watch(grad)
         bucket = self.places[i].bucket
         self._versions[bucket] = self._gradients[bucket]._version
 
     def note_zero_grad(self) -> None:
         self._factor = 1.0
-        self._passes = 0
-        self._versions = [memory._version for memory in self._gradients]
+        self._begin_step()
         self._there.forget()
+
+    def _begin_step(self) -> None:
+        """What a program does to gradients that stand now is its own affair."""
+        self._passes = 0
+        self._brought.clear()
+        self._note_versions()
 
     # The step.
 
@@ -245,7 +265,7 @@ class Shards(Hooked):
             self._there.begin(updates=True)
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
-        self._passes = 0
+        self._begin_step()
         self.update.wait()
         self._there.end()
         if self._finite.looks and not self._finite.numerics.is_error:
@@ -299,9 +319,9 @@ class Shards(Hooked):
 
     def _present(self) -> bytes:
         """A byte per parameter: whether it has a gradient, which then stands in its bucket."""
-        for memory, version in zip(self._gradients, self._versions, strict=True):
-            if memory._version != version:
-                raise changed_since()
+        for i in sorted(self._brought):
+            if self._was_overwritten(i):
+                raise changed_since(self.names[i])
         if not self._mapped.standing():
             self._map_gradients()
         present = bytearray(len(self.parameters))
@@ -311,10 +331,35 @@ class Shards(Hooked):
             grad = p.grad
             if grad is None:
                 continue
-            if grad.is_sparse or not self._stands(i, grad):
+            if self._has_changed(i, grad):
                 self._take(i)  # no hook has seen it
             present[i] = 1
         return bytes(present)
+
+    def _was_overwritten(self, i: int) -> bool:
+        """Whether a program has put other numbers into the gradient since backward brought it, or
+        into one that shares its bucket. It may have dropped it, or moved it."""
+        grad, bucket = self.parameters[i].grad, self.places[i].bucket
+        if grad is None:
+            return False
+        if self._gradients[bucket]._version != self._versions[bucket]:
+            return True
+        if self._stands(i, grad) or self._there.has[i]:
+            return self._has_changed(i, grad)
+        return checksums_of([grad]) != checksums_of([self._views[i]])
+
+    def _has_changed(self, i: int, grad: torch.Tensor) -> bool:
+        """Whether that gradient is another than the one in the bucket, or may have been."""
+        return grad.is_sparse or not self._stands(i, grad) or has_changed(grad)
+
+    def is_due(self) -> bool:
+        """Whether gradients stand that no step has used. After it they may be read, for a log."""
+        moved = [m._version for m in self._gradients] != self._versions
+        rows = [(i, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
+        return any(moved or i in self._brought or self._has_changed(i, grad) for i, grad in rows)
+
+    def reduce_now(self) -> None:
+        self.refuse(read_by_torch())
 
     def _stands(self, i: int, grad: torch.Tensor) -> bool:
         """Whether the gradient is in its bucket."""

@@ -1,0 +1,110 @@
+"""Gradients that notice changes which PyTorch's version counter does not count.
+
+A program may write by way of `p.grad.data` or `p.grad.numpy()`. A watched gradient gets a checksum
+as a program first asks for such a way, and is compared with it when that matters. Programs that ask
+for none pay for a mark on the tensor, 0.2 µs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from farandole.torch._training.weights import checksums_of
+
+_Plain: Any = torch.Tensor
+
+
+class Watched(torch.Tensor):
+    """The class of a gradient while it is watched; results of functions are plain tensors."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    _before: int | None = None  # its checksum, since a program can write uncounted
+
+    def has_changed(self) -> bool:
+        """Whether a program has written into it uncounted since watch()."""
+        return self._before is not None and _checksum(self) != self._before
+
+    def _begin(self) -> None:
+        if self._before is None:
+            self._before = _checksum(self)
+
+    # The ways past the counter.
+
+    @property
+    def data(self) -> torch.Tensor:
+        self._begin()
+        tensor: torch.Tensor = _Plain.data.__get__(self)
+        return tensor
+
+    @data.setter
+    def data(self, tensor: torch.Tensor) -> None:
+        _Plain.data.__set__(self, tensor)
+
+    def detach(self) -> torch.Tensor:
+        """Its writes are counted, those by way of its own numpy() are not."""
+        self._begin()
+        return super().detach()
+
+    def numpy(self, *args: Any, **options: Any) -> Any:
+        self._begin()
+        return super().numpy(*args, **options)
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        self._begin()
+        return _Plain.__array__(self, *args, **options)
+
+    def __dlpack__(self, *args: Any, **options: Any) -> Any:
+        self._begin()
+        return super().__dlpack__(*args, **options)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        self._begin()
+        return super().untyped_storage()
+
+    # Copies and pictures are those of a plain tensor.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copied: torch.Tensor = _Plain.__deepcopy__(_plain(self), memo)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _Plain.__reduce_ex__(_plain(self), protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
+        return _Plain.__repr__(_plain(self), tensor_contents=tensor_contents)
+
+
+def watch(gradient: torch.Tensor | None) -> None:
+    """Begins anew. Looks at once where a program may have kept a way to write uncounted."""
+    if gradient is None or gradient.layout != torch.strided:
+        return
+    if isinstance(gradient, Watched):
+        if gradient._before is not None:
+            gradient._before = _checksum(gradient)
+        return
+    gradient.__class__ = Watched
+
+
+def unwatch(gradient: torch.Tensor | None) -> None:
+    """Makes it a plain tensor again, as optimizers choose their loops by the class."""
+    if isinstance(gradient, Watched):
+        vars(gradient).pop("_before", None)
+        gradient.__class__ = _Plain
+
+
+def has_changed(gradient: torch.Tensor | None) -> bool:
+    """Whether it is watched, and a program has written into it uncounted."""
+    return isinstance(gradient, Watched) and gradient.has_changed()
+
+
+def _plain(gradient: torch.Tensor) -> torch.Tensor:
+    tensor: torch.Tensor = _Plain.detach(gradient)
+    return tensor
+
+
+def _checksum(gradient: torch.Tensor) -> int:
+    return checksums_of([_plain(gradient)])[0]
