@@ -172,6 +172,53 @@ def a_gradient_that_stays_is_kept_when_a_later_pass_does_not_touch_it() -> None:
     optimizer.step()
 
 
+class Growing(nn.Module):
+    """Has a parameter without elements at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.extra = nn.Linear(2, 2), nn.Parameter(torch.empty(0, 2))
+        nn.init.ones_(self.layer.weight)
+        nn.init.ones_(self.layer.bias)
+
+    def grow(self) -> None:
+        self.extra.data = torch.ones(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) * (1 + self.extra.sum(0))
+        return out
+
+
+@on_ranks(2, 3)
+def a_parameter_that_was_empty_and_has_grown_is_reduced() -> None:
+    model, alone = Growing(), Growing()
+    optimizer = wrap(model, momentum=0.0)
+    serial = torch.optim.SGD(alone.parameters(), lr=0.01)
+    for step in range(5):
+        for each, it in ((model, optimizer), (alone, serial)):
+            if step == 2:
+                each.grow()
+            it.zero_grad()
+            parts = range(hvd.size()) if each is alone else [hvd.rank()]
+            losses = [each(torch.full((1, 2), 1.0 + r)).square().sum() for r in parts]
+            torch.stack(losses).mean().mul(1e-3).backward()
+            it.step()
+        for p, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p, expected)
+
+
+@on_ranks(2)
+def one_of_a_sharded_update_that_has_grown_is_refused() -> None:
+    model = Growing()
+    optimizer = wrap(model, sharded_update=True)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.grow()
+    model(torch.ones(1, 2)).sum().backward()
+    refused(optimizer.step, "of shape (3, 2) was frozen, or had no elements")
+
+
 @on_ranks(2)
 def parameters_that_are_frozen_by_turns_are_reduced() -> None:
     """Also one that was frozen when the optimizer was made, and whose gradients come first."""

@@ -17,6 +17,11 @@ from farandole.torch._tensors import check_tensor
 Named = list[tuple[str, torch.Tensor]]
 
 
+def gets_gradients(p: torch.Tensor) -> bool:
+    """Whether it is neither frozen nor empty now, and so has a gradient to be reduced."""
+    return p.requires_grad and p.numel() > 0
+
+
 def named_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> Named:
     """The optimizer's parameters in registration order, each with a name of its own."""
     owned = [

@@ -21,6 +21,7 @@ from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.late_gradients import LateGradients
 from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.on_device import OnDevices
+from farandole.torch._training.parameters import gets_gradients
 from farandole.torch._training.sparse_gradients import SparseGradients
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -89,11 +90,11 @@ class Plan:
         self._kinds = [_kind(p) for p in parameters]
         self._places = [p.data_ptr() for p in parameters]
         known = set(map(id, parameters))
-        self._others = [(n, p) for n, p in how.weights if id(p) not in known and p.numel() > 0]
+        self._others = [(n, p) for n, p in how.weights if id(p) not in known]
 
     def unfrozen(self) -> Named:
-        """Parameters that were frozen when the plan was made, and now require a gradient."""
-        return [(n, p) for n, p in self._others if p.requires_grad]
+        """Parameters that were frozen or empty when the plan was made, and now get gradients."""
+        return [(n, p) for n, p in self._others if gets_gradients(p)]
 
     def added(self, parameters: Sequence[torch.Tensor]) -> Named | None:
         """Parameters that a new plan needs besides this one's; None where this plan still holds.

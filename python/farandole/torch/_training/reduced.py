@@ -16,7 +16,7 @@ from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._training import worlds
 from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.hooked import Hooked, take_over
-from farandole.torch._training.parameters import Named
+from farandole.torch._training.parameters import Named, gets_gradients
 from farandole.torch._training.parts import PartGradients
 from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.wrapped import WrappedOptimizer, become, refuse_unmanaged
@@ -26,7 +26,7 @@ class ReducedOptimizer(WrappedOptimizer):
     """The class that DistributedOptimizer puts before the optimizer's own."""
 
     _exchange: GradientExchange | None  # None where there is one rank, and outside the process set
-    _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
+    _unmanaged: list[torch.Tensor]  # frozen or empty when the optimizer was wrapped
     _skip: bool
     _make: _Make  # makes the exchange
     _alone: worlds.Alone | None = None  # in an elastic job, where there is no exchange
@@ -191,7 +191,7 @@ def distribute(
     exchange = None if later else make()
     distributed = become(optimizer, ReducedOptimizer, named)
     distributed._exchange, distributed._make = exchange, make
-    distributed._unmanaged = [p for _, p in named if not p.requires_grad]
+    distributed._unmanaged = [p for _, p in named if not gets_gradients(p)]
     distributed._skip = False
     if later:
         distributed._alone = worlds.Alone(make.managed, outside=True)
@@ -205,7 +205,7 @@ class _Make:
 
     def __init__(self, named: Named, reduction: Reduction, options: dict[str, Any]) -> None:
         self.named, self.options = named, options
-        self.managed = [(n, p) for n, p in named if p.requires_grad and p.numel() > 0]
+        self.managed = [(n, p) for n, p in named if gets_gradients(p)]
         self._reduction = reduction
 
     def __call__(self) -> GradientExchange | None:

@@ -14,7 +14,7 @@ from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._tensors import check_tensor
-from farandole.torch._training.parameters import Named
+from farandole.torch._training.parameters import Named, gets_gradients
 from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.shards import Shards
 from farandole.torch._training.wrapped import WrappedOptimizer, become, is_for_schedulers
@@ -88,7 +88,7 @@ class ShardedOptimizer(WrappedOptimizer):
 
     _shards: Shards
     _rule: Rule
-    _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
+    _unmanaged: list[torch.Tensor]  # frozen or empty when the optimizer was wrapped
     # Makes GradScaler leave unscaling and skipping to step(), which can then refuse it.
     _step_supports_amp_scaling = True
 
@@ -251,7 +251,7 @@ def distribute(
         for g, param_group in enumerate(optimizer.param_groups)
         for p in param_group["params"]
     }
-    managed = [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0]
+    managed = [(n, p) for n, p in reversed(named) if gets_gradients(p)]
     shards = Shards(
         group,
         managed,
@@ -269,7 +269,7 @@ def distribute(
     child.step.hooked = True  # step hooks run around it, since torch's own is not called
     sharded._shards = shards
     sharded._rule = rule
-    sharded._unmanaged = [p for _, p in named if not p.requires_grad]
+    sharded._unmanaged = [p for _, p in named if not gets_gradients(p)]
     sharded.take_state()
 
 

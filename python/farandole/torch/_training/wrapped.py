@@ -17,14 +17,14 @@ from farandole.torch._training.weights import Rest
 
 
 def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
-    """Refuses gradients of parameters that were frozen when the optimizer was wrapped."""
+    """Refuses gradients of parameters that were frozen or empty when the optimizer was wrapped."""
     for p in parameters:
-        if p.grad is not None:
+        if p.grad is not None and p.numel() > 0:
             raise InvalidArgument(
-                f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer was "
-                "made, and has a gradient now that no other rank knows\n"
-                "  advice: make the DistributedOptimizer after the parameters' requires_grad "
-                "is what it will be"
+                f"a parameter of shape {tuple(p.shape)} was frozen, or had no elements, when "
+                "DistributedOptimizer was made, and has a gradient now that no other rank knows\n"
+                "  advice: make the DistributedOptimizer after the parameters' requires_grad and "
+                "shape are what they will be"
             )
 
 
