@@ -76,6 +76,8 @@ void bind_reducer(py::module_& module) {
            })
       .def("describe", &Reducer::describe)
       .def_property_readonly("step_open", &Reducer::step_open)
+      .def("show_settings", &Reducer::show_settings, py::arg("settings"))
+      .def_property_readonly("settings_differ", &Reducer::settings_differ)
       .def("note_update", &Reducer::note_update)
       .def("count_updates_anew", &Reducer::count_updates_anew)
       .def("used", &Reducer::used, py::arg("parameter"))

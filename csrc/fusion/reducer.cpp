@@ -43,7 +43,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
   agreement.require_same_plan(parameters_, buckets_);
   allocate_buckets();
   step_.emplace(group_, options_.label);
-  used_->resize(2 * parameters_.size() + static_cast<size_t>(group_->size()));
+  used_->resize(2 * (parameters_.size() + kSettings) + static_cast<size_t>(group_->size()));
   reset();
 }
 
@@ -184,6 +184,7 @@ void Reducer::launch_rest() {
       std::memset(here, 0, parameters_[i].count * size_of(parameters_[i].dtype));
     --missing_[places_[i].bucket];
   }
+  fill_settings();
   if (!by_proxy_ && fare(group_->rank()) == 0)
     fare(group_->rank()) = static_cast<uint8_t>(kUpdated + updates_ % kUpdates);
   launch_complete();
@@ -204,6 +205,7 @@ bool Reducer::wait(Deadline until) {
   const bool over = step_->wait(until, first);
   if (!over) return false;
   const std::vector<int> quitters = step_->quitters(&fare(0));
+  settings_differ_ = !first && compare_settings();
   if (!first && quitters.empty()) first = ranks_apart();
   std::optional<size_t> differs;
   if (!first && quitters.empty()) {
@@ -287,7 +289,24 @@ void Reducer::begin_step() {
 }
 
 uint8_t& Reducer::fare(int rank) {
-  return (*used_)[2 * parameters_.size() + static_cast<size_t>(rank)];
+  return (*used_)[2 * (parameters_.size() + kSettings) + static_cast<size_t>(rank)];
+}
+
+void Reducer::fill_settings() {
+  uint8_t* const largest = used_->data() + 2 * parameters_.size();
+  for (size_t i = 0; i < kSettings; ++i) {
+    const auto byte = static_cast<uint8_t>(settings_ >> (8 * i));
+    largest[i] = by_proxy_ ? 0 : byte;
+    largest[kSettings + i] = by_proxy_ ? 0 : static_cast<uint8_t>(kAll - byte);
+  }
+}
+
+/// The largest byte of all ranks, and 255 minus the smallest, are together 255 where all are alike.
+bool Reducer::compare_settings() const {
+  const uint8_t* const largest = used_->data() + 2 * parameters_.size();
+  for (size_t i = 0; i < kSettings; ++i)
+    if (largest[i] + largest[kSettings + i] > kAll) return true;
+  return false;
 }
 
 /// Ranks that backward more or less often than others between two steps would reduce gradients of

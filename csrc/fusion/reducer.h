@@ -108,6 +108,15 @@ class Reducer {
     const std::lock_guard lock(mutex_);
     ++updates_;
   }
+  /// This rank's settings by a number, for the step that is about to be launched. A rank that has
+  /// joined has none.
+  void show_settings(uint64_t settings) {
+    const std::lock_guard lock(mutex_);
+    settings_ = settings;
+  }
+  /// After wait(): whether ranks have shown different ones; all of them know.
+  bool settings_differ() const { return settings_differ_; }
+
   /// Counts from 0, on all ranks at the same time.
   void count_updates_anew() {
     const std::lock_guard lock(mutex_);
@@ -160,6 +169,8 @@ class Reducer {
   void reset();
   void begin_step();  // under the mutex
   uint8_t& fare(int rank);
+  void fill_settings();
+  bool compare_settings() const;
   std::optional<Error> ranks_apart();
   std::byte* address(int parameter);
 
@@ -195,9 +206,12 @@ class Reducer {
   size_t launched_ = 0;  // buckets
   bool rest_launched_ = false, by_proxy_ = false;
   int64_t updates_ = 0;
+  uint64_t settings_ = 0;
+  bool settings_differ_ = false;
   // By parameter the largest of all ranks' `marked_`, and again the smallest (as 255 minus it);
-  // then, by rank, kAbandoned, or kUpdated plus its updates modulo kUpdates, or 0 where it has
-  // joined. Shared with the operation in flight.
+  // the same of each byte of the settings; then, by rank, kAbandoned, or kUpdated plus its updates
+  // modulo kUpdates, or 0 where it has joined. Shared with the operation in flight.
+  static constexpr size_t kSettings = sizeof(uint64_t);
   static constexpr int64_t kUpdated = 2, kUpdates = 254;
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -158,6 +159,73 @@ def ranks_that_update_apart_are_found_in_the_second_step() -> None:
         model[2].bias.data[0] += hvd.rank()
         error = refused(lambda: step(model, optimizer))  # noqa: B023
         assert "the same before step 1, and differ before step 2" in error.verdict, kind
+
+
+SETTINGS: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "lr": lambda o: o.param_groups[0].update(lr=0.1 * (1 + hvd.rank())),
+    "lr of a tensor": lambda o: o.param_groups[0].update(lr=torch.tensor(0.1 + hvd.rank())),
+    "weight_decay": lambda o: o.param_groups[0].update(weight_decay=float(hvd.rank() == 1)),
+    "nesterov": lambda o: o.param_groups[0].update(nesterov=hvd.rank() == 0),
+}
+
+
+@on_ranks(2, 3)
+def settings_that_come_apart_are_named_before_another_step() -> None:
+    for name, change in SETTINGS.items():
+        model = make()
+        optimizer = wrap(model)
+        for _ in range(3):
+            step(model, optimizer)
+        before = [p.detach().clone() for p in model.parameters()]
+        change(optimizer)
+        error = refused(lambda: step(model, optimizer))  # noqa: B023
+        key = name.split()[0]
+        assert re.search(rf"settings, number \d: rank 0: {key} of param group 0: ", str(error)), (
+            name
+        )
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # as it advises
+        assert all(map(torch.equal, before, model.parameters()))
+        step(model, optimizer)
+
+
+@on_ranks(2)
+def settings_that_update_nothing_may_differ() -> None:
+    model = make()
+    optimizer = wrap(model)
+    group = optimizer.param_groups[0]
+    for value in (hvd.rank() == 0, None):
+        group.update(foreach=value, initial_lr=hvd.rank() + 1.0, mine=hvd.rank(), name="weights")
+        step(model, optimizer)
+
+
+@on_ranks(2)
+def a_scheduler_that_goes_by_each_ranks_own_loss_is_noticed() -> None:
+    model = make()
+    optimizer = wrap(model)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+
+    def train() -> None:
+        for i in range(8):
+            step(model, optimizer)
+            schedule.step(float(i if hvd.rank() == 0 else -i))
+
+    error = refused(train)
+    assert "lr of param group 0: 0.0001; rank 1: lr of param group 0: 0.001\n" in str(error)
+    assert "hvd.allreduce" in str(error)
+
+
+@on_ranks(3)
+def settings_of_ranks_that_go_on_are_compared_without_one_that_has_joined() -> None:
+    model = make()
+    optimizer = wrap(model)
+    step(model, optimizer)
+    if hvd.rank() < 2:
+        optimizer.param_groups[0]["lr"] = 0.5
+        step(model, optimizer)
+        optimizer.param_groups[0]["lr"] = 0.5 + hvd.rank()
+        with pytest.raises(fd.Mismatch, match=r"rank 0: lr of param group 0: 0.5; rank 1: lr"):
+            step(model, optimizer)
+    hvd.join()
 
 
 @on_ranks(3)

@@ -252,6 +252,7 @@ class GradientExchange(Hooked):
         for i in self._gradients.missing():
             self._take(i)
         self.compared.show(self.reducer)
+        self._plan.settings.show(self.reducer)
         self._gradients.launch()
 
     def _finish_pass(self) -> None:
@@ -261,6 +262,7 @@ class GradientExchange(Hooked):
         try:
             self.launch_rest()
             self.reducer.wait()
+            self._plan.settings.compare(self.reducer)
             self._late.places = self._gradients.show()
         except BaseException:
             self._fail_pass()

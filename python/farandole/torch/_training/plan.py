@@ -22,6 +22,7 @@ from farandole.torch._training.late_gradients import LateGradients
 from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.parameters import gets_gradients
+from farandole.torch._training.settings import Settings
 from farandole.torch._training.sparse_gradients import SparseGradients
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -87,6 +88,8 @@ class Plan:
             sparse_as_dense=reduction.sparse_as_dense,
         )
         self.late = LateGradients(f"late gradients {reducer.key:x}", named, reduction)
+        label = f"settings {reducer.key:x}"
+        self.settings = Settings(label, how.optimizer, reduction.process_set)
         self._kinds = [_kind(p) for p in parameters]
         self._places = [p.data_ptr() for p in parameters]
         known = set(map(id, parameters))
