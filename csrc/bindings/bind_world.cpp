@@ -25,6 +25,7 @@
 #include "engine/fork.h"
 #include "group/group.h"
 #include "jax/handlers.h"
+#include "stream/bytes_begun.h"
 #include "stream/stream.h"
 #include "transport/mpi_end.h"
 #include "transport/mpi_port.h"
@@ -336,6 +337,8 @@ void bind_world(py::module_& module) {
   module.def(
       "reductions_begun", [] { return reductions_begun.load(std::memory_order_relaxed); },
       "How many operations that fold have begun in this process, of whichever group.");
+  module.def("bytes_begun_by_hand", &bytes_begun_by_hand,
+             "Bytes of operations in this process that were not steps of reducers.");
   module.def("settings", &settings_here);
   module.def("unread_variables", &unread_variables,
              "A sentence for each FARANDOLE_* variable that nobody reads.");

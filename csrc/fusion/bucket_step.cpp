@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "stream/bytes_begun.h"
+
 namespace farandole {
 
 std::vector<BucketPlace> places_of(const std::vector<Bucket>& buckets, size_t parameters) {
@@ -29,6 +31,7 @@ void BucketStep::launch(const std::string& name, Options what, Buffer input, Buf
                         std::shared_ptr<const void> memory) {
   what.name = name;
   what.keepalive = std::move(memory);
+  bytes_begun_in_steps.fetch_add(input.bytes(), std::memory_order_relaxed);
   in_flight_.push_back(group_->submit_to(stream_, input, output, std::move(what)));
 }
 

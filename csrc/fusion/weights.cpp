@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "stream/bytes_begun.h"
+
 namespace farandole {
 namespace {
 
@@ -108,6 +110,7 @@ std::optional<Handle> WeightsWatch::launch(Group& group, const std::shared_ptr<S
   Options o{{Collective::all_gather}};
   o.keepalive = rows_;
   o.name = "weights";
+  bytes_begun_in_steps.fetch_add(width() * sizeof(uint64_t), std::memory_order_relaxed);
   return group.submit_to(stream, {mine, width(), DType::uint64},
                          {mine + width() * sizeof(uint64_t), all, DType::uint64}, std::move(o));
 }

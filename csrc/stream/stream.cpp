@@ -9,6 +9,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "control/control_mesh.h"
+#include "stream/bytes_begun.h"
 #include "stream/message_agreement.h"
 #include "stream/page_agreement.h"
 
@@ -194,6 +195,7 @@ void Stream::require_backend(const Operation& o) const {
 void Stream::start() {
   const Operation& o = running();
   if (folds(o.kind)) reductions_begun.fetch_add(1, std::memory_order_relaxed);
+  bytes_begun.fetch_add(o.input.bytes(), std::memory_order_relaxed);
   memory_.ticket = progress(sequence_, o.hash != 0 ? o.hash : hash_of(o));
   backend_ = o.on_devices ? &o.on_devices->backend() : &backend_for(o);
   backend_->start(o, sequence_);

@@ -30,6 +30,16 @@ def note_training() -> None:
     _state.begun = -1
 
 
+def trains_by_messages() -> bool:
+    """Whether note_training() was called in this world."""
+    return _state.begun < 0
+
+
+def is_silent() -> bool:
+    """As a world ends: whether it ends as programs mean it to, and has nothing to say here."""
+    return _state.is_over and _core.reductions_begun() != _state.begun
+
+
 def _begin() -> None:
     _state.begun = _core.reductions_begun()
 

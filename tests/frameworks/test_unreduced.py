@@ -102,6 +102,78 @@ def by_pytorch() -> None:
     )
 
 
+def two_models_by_pytorch() -> None:
+    import torch
+
+    import farandole.torch as hvd
+
+    torch.set_num_threads(1)
+
+    def train(steps: int, *, wraps: bool = False, by_hand: bool = False) -> None:
+        """The second model's optimizer is wrapped, or its gradients are reduced by hand, or not."""
+        models = [torch.nn.Linear(64, 32) for _ in range(2)]
+        optimizers: list[Any] = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+        for i, model in enumerate(models):
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            if i == 0 or wraps:
+                optimizers[i] = hvd.DistributedOptimizer(optimizers[i])
+        for _ in range(steps):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(2, 64)).sum().backward()
+                if by_hand and model is models[1]:
+                    gradients = [p.grad for p in model.parameters()]
+                    hvd.grouped_allreduce_(gradients)
+                optimizer.step()
+            hvd.allreduce(torch.ones(1))  # a metric
+
+    def one_of_two() -> None:
+        train(3)
+
+    def one_of_two_for_long() -> None:
+        train(101)
+        print("still training", flush=True)
+
+    def one_step() -> None:
+        train(1)
+
+    def both() -> None:
+        train(3, wraps=True)
+
+    def the_other_by_hand() -> None:
+        train(3, by_hand=True)
+
+    def by_itself() -> None:
+        """It began with weights of its own."""
+        model = torch.nn.Linear(64, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            train(1)
+            model(torch.ones(2, 64)).sum().backward()
+            optimizer.step()
+
+    in_worlds([one_of_two, one_of_two_for_long, one_step, both, the_other_by_hand, by_itself])
+
+
+def test_pytorch_with_two_optimizers(spawn: Spawn) -> None:
+    """Of which one was forgotten, so that one of two models parts."""
+    pytest.importorskip("torch")
+    world = spawn(2, "torch")
+    world.run(two_models_by_pytorch)
+    told = "ranks have not reduced its gradients"
+    assert told not in world.output(1)
+    parts = {part.split()[0]: part for part in world.output(0).split("\n= ")[1:]}
+    assert {name: part.count(told) for name, part in parts.items() if told in part} == {
+        "one_of_two": 1,
+        "one_of_two_for_long": 1,
+    }
+    assert "after 3 steps of an optimizer" in parts["one_of_two"]
+    assert "first parameter has shape (32, 64)" in parts["one_of_two"]
+    said, _, rest = parts["one_of_two_for_long"].partition("still training")
+    assert "after 100 steps" in said
+    assert told not in rest
+
+
 def test_pytorch(spawn: Spawn) -> None:
     pytest.importorskip("torch")
     found = warned(spawn, "torch", by_pytorch)

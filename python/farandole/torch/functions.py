@@ -14,6 +14,7 @@ from farandole._unreduced import note_broadcast
 from farandole.common._objects import agree, allgather_object, broadcast_object
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
+from farandole.torch._training import unwrapped
 from farandole.torch._training.sharded import ShardedOptimizer
 from farandole.torch.ops import broadcast_async_, synchronize
 
@@ -55,6 +56,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
     _broadcast_all(named, root_rank)
     note_broadcast("broadcast_parameters")
+    unwrapped.note_broadcast(tensor for _, tensor in named)
 
 
 def _pairs(params: Any) -> Iterable[tuple[str, Any]]:
