@@ -24,6 +24,7 @@ import farandole.torch as hvd
 from core_testing import testing
 from farandole import _core
 from farandole._tune import kept
+from farandole.torch._training.watched import Watched
 from harness import World
 
 STEPS = 20
@@ -385,6 +386,19 @@ def gradients_overwritten_after_backward_are_refused_whatever_the_way() -> None:
             assert p.grad is not None
             change(p.grad, p)
             refused(optimizer.step, "changed after backward")
+
+
+@on_ranks(2)
+def gradients_are_read_for_checksums_only_where_a_program_could_write_uncounted() -> None:
+    for options in ({}, {"sharded_update": True}):
+        model = make()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), **options)
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(model, batch(step, hvd.rank())).backward()
+            optimizer.step()
+            watched = [p.grad for p in model.parameters()]
+            assert all(isinstance(grad, Watched) and grad._before is None for grad in watched)
 
 
 @on_ranks(2)

@@ -159,13 +159,13 @@ class OwnGradients:
         self.looks = self.numerics.looks  # alike on ranks whose parameters lie on devices
         self._number = 0
 
+    @torch.no_grad()
     def found(self) -> Found | None:
         """This rank's first gradient that is not finite now."""
         self._number += 1
         for i, p in enumerate(self._parameters):
             if p is not None and p.grad is not None:
-                values = p.grad.detach()
-                values = values._values() if values.is_sparse else values
+                values = p.grad._values() if p.grad.is_sparse else p.grad
                 kind = exact_kind(values, total_of(values))
                 if kind is not None:
                     return Found(i, kind)
