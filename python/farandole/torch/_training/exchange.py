@@ -249,10 +249,10 @@ class GradientExchange(Hooked):
             raise not_weighed()
         if self.completes is not None:
             self.completes.complete_rest()
+        self._plan.settings.show(self.reducer)
         for i in self._gradients.missing():
             self._take(i)
         self.compared.show(self.reducer)
-        self._plan.settings.show(self.reducer)
         self._gradients.launch()
 
     def _finish_pass(self) -> None:
