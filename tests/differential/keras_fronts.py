@@ -357,6 +357,9 @@ def fits(program: Program, backend: str) -> bool:
     # There is nothing to weigh but the one number.
     if has["loss"] in parts.OF_ONE_NUMBER and (weights != "none" or model == "masked"):
         return False
+    # It compares samples by one row each.
+    if has["loss"] == "pairs" and model == "masked":
+        return False
     # Only TensorFlow has gradients of losses that are not one number, which Keras adds to none.
     if has["loss"] == "none" and (backend != "tensorflow" or model in ("add_loss", "tied")):
         return False
@@ -375,7 +378,7 @@ def horovod_fits(program: Program, backend: str) -> bool:
     has = dict(program.values)
     if has["model"] in ("batch_norm", "masked") or has["batches"] not in ("even", "short"):
         return False
-    if has["loss"] in ("none", "mean_with_sample_weight"):
+    if has["loss"] in ("none", "mean_with_sample_weight", "pairs"):
         return False
     if has["metrics"] not in ("none", "mean", "accuracy"):
         return False

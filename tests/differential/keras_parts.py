@@ -116,6 +116,15 @@ def _each(y: Any, out: Any) -> Any:
     return ops.mean(ops.abs(y - out), axis=-1)
 
 
+def _pairs(y: Any, out: Any) -> Any:
+    """A value for each sample, which depends on the others of its batch."""
+    from keras import ops
+
+    rows = ops.reshape(out, (ops.shape(out)[0], -1))
+    near = ops.log_softmax(ops.matmul(rows, ops.transpose(rows)), axis=0)
+    return ops.sum(ops.square(y - out), axis=-1) - ops.diagonal(near)
+
+
 def _class_of_one_number() -> Any:
     import keras
 
@@ -145,6 +154,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
     "each": lambda: _each,
     "one_number": lambda: _one_number,
     "class_of_one_number": _class_of_one_number,
+    "pairs": lambda: _pairs,
 }
 OF_ONE_NUMBER = ("one_number", "class_of_one_number")
 

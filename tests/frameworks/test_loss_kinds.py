@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("tensorflow")
 pytest.importorskip("keras")
 
+import keras
 import tensorflow as tf
 from rank_cases import make_tests, on_ranks
 
@@ -102,6 +103,60 @@ def a_loss_is_a_mean_or_a_sum_or_not_understood() -> None:
     wrong = {key: kind for key, kind in found.items() if kind is not right[key[0]]}
     assert len(found) == len(MEANS) + len(SUMS) + len(UNKNOWN)
     assert not wrong
+
+
+def squared(y: Any, out: Any) -> Any:
+    return tf.reduce_mean(tf.square(y - out), -1)
+
+
+class Huber(keras.losses.Loss):  # type: ignore[misc, name-defined]
+    def call(self, y: Any, out: Any) -> Any:
+        return keras.losses.huber(y, out)
+
+
+APART: dict[str, Any] = {
+    "a function": squared,
+    "a class": Huber(),
+    "of Keras": keras.losses.CosineSimilarity(),
+    "squeezed": lambda y, out: tf.reduce_sum(tf.square(tf.squeeze(y) - tf.squeeze(out)), -1),
+    "focal": lambda y, out: tf.reduce_sum(-y * tf.math.log(out) * (1.0 - out) ** 2.0, -1),
+    "weights of a sample": lambda y, out: squared(y, out) * (1.0 + y[:, 0]),
+    "in a function": lambda y, out: tf.function(squared)(y, out),
+    "branching": lambda y, out: tf.where(tf.abs(y - out) < 0.5, y - out, tf.square(out))[:, 0],
+}
+TOGETHER: dict[str, Any] = {
+    "one number": lambda y, out: tf.reduce_mean(squared(y, out)),
+    "of Keras, of pairs": keras.losses.Circle(),
+    "pairs": lambda y, out: tf.reduce_sum(tf.nn.softmax(tf.matmul(y, out, transpose_b=True)), 0),
+    "some": lambda y, out: tf.boolean_mask(squared(y, out), y[:, 0] > -1.0),
+    "those that are none": lambda y, out: tf.gather(squared(y, out), tf.where(y[:, 0] > 9.0)),
+    "weights by their sum": lambda y, out: squared(y, out) * y[:, 0] / tf.reduce_sum(y[:, 0]),
+    "of one class": lambda y, out: (
+        squared(y, out) * tf.reduce_sum(tf.cast(y == y[:, :1], "float32"))
+    ),
+    "a spread": lambda y, out: squared(y, out) + tf.math.reduce_variance(out),
+    "the next one": lambda y, out: squared(tf.roll(y, 1, 0), out),
+    "not to be tried": lambda y, out: squared(y, tf.ensure_shape(out, (7, 2))),
+}
+
+
+@on_ranks(1)
+def losses_that_keep_samples_apart_are_found() -> None:
+    from keras.src.losses.losses import LossFunctionWrapper
+
+    from farandole.keras._global.samples_apart import keeps_samples_apart
+
+    found: dict[str, bool] = {}
+    spec = tf.TensorSpec([None, 2])
+    for name, given in (APART | TOGETHER).items():
+        loss = given if isinstance(given, keras.losses.Loss) else LossFunctionWrapper(given)
+
+        @tf.function
+        def step(y: Any, out: Any, name: str = name, loss: Any = loss) -> None:
+            found[name] = keeps_samples_apart(loss, y, out)
+
+        step.get_concrete_function(spec, spec)
+    assert found == {name: name in APART for name in APART | TOGETHER}
 
 
 @on_ranks(1)

@@ -9,7 +9,7 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
     mean_with_sample_weight              sum of the weights   likewise
     sum                                  1                    total / count
     none: a loss for each sample         1                    total / count, in Steps.scaled
-    any, one number for all samples      not known            of the whole batch: whole_losses.py
+    any, samples not kept apart          not known            of the whole batch: whole_losses.py
 
 The third column's sums over ranks are one collective of one number, per output and step, within it.
 
@@ -25,9 +25,10 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.keras._global.samples_apart import keeps_samples_apart
 from farandole.keras._global.steps import LEFT_OPEN, Steps
 from farandole.keras._global.sums import sum_over_ranks
-from farandole.keras._global.whole_losses import gives_one_number, is_by_itself, of_all_ranks
+from farandole.keras._global.whole_losses import of_all_ranks
 
 
 def share_losses(compile_loss: Any, steps: Steps) -> None:
@@ -58,16 +59,15 @@ class _SharedLoss:
     def __init__(self, own: Any, steps: Steps, label: str) -> None:
         self._own, self._steps, self._label = own, steps, label
         self._reduction = getattr(own, "reduction", "sum_over_batch_size")
-        # Whether it gives one number for all samples; None until it is called.
-        self._is_one_number = True if is_by_itself(own) else None
+        self._is_of_parts: bool | None = None  # samples_apart.py; None until it is called
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self._steps.knows_loss |= self._reduction not in LEFT_OPEN
         if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
             return self._own(y_true, y_pred, sample_weight)
-        if self._is_one_number is None:
-            self._is_one_number = gives_one_number(self._own, y_true, y_pred)
-        if self._is_one_number:
+        if self._is_of_parts is None:
+            self._is_of_parts = keeps_samples_apart(self._own, y_true, y_pred)
+        if not self._is_of_parts:
             return self._whole(y_true, y_pred, sample_weight)
         # Before the loss, which on PyTorch multiplies the weights by the mask in place.
         factor = self._factor(y_pred, sample_weight)
@@ -80,9 +80,10 @@ class _SharedLoss:
         if self._steps.block is not None:
             raise InvalidArgument(
                 f"logical_ranks={self._steps.block.parts}: loss "
-                f"{getattr(self._own, 'name', self._own)} is one number of the whole batch, which "
-                "a logical rank does not know when it computes its part\n"
-                "  advice: return a loss for each sample, or no logical_ranks"
+                f"{getattr(self._own, 'name', self._own)} is of the whole batch, which a logical "
+                "rank does not know when it computes its part\n"
+                "  advice: return a loss for each sample, made from that sample alone, or no "
+                "logical_ranks"
             )
         label = self._label.replace("divisor", "whole batch")
         return of_all_ranks(self._own, y_true, y_pred, sample_weight, self._steps, label)

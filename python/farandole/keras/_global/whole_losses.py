@@ -1,9 +1,10 @@
-"""Losses that are one number of a whole batch.
+"""Losses of a whole batch.
 
 A function that gives one number for all samples (a Dice loss, a sum by a constant, a mean) does not
-say how it depends on them, so parts of a batch cannot be put together. Such a loss gets the targets
-and outputs of all ranks, as it would in one process: outputs are few beside what they are computed
-from. Every rank has the same value, and the gradient of its own outputs.
+say how it depends on them, and one that compares samples needs those of other ranks, so losses of
+parts of a batch cannot be put together. Such a loss gets the targets and outputs of all ranks, as
+it would in one process: outputs are few beside what they are computed from. Every rank has the same
+value, and the gradient of its own outputs.
 """
 
 from __future__ import annotations
@@ -15,21 +16,6 @@ import keras
 from farandole import _world
 from farandole.data import share
 from farandole.keras._global.steps import Steps
-
-
-def is_by_itself(loss: Any) -> bool:
-    """Whether its class says by itself what the loss of a batch is."""
-    return type(loss).__call__ is not keras.losses.Loss.__call__
-
-
-def gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether a loss is one number for all samples. A call shows it, whose result is not used."""
-
-    def as_read(tensor: Any) -> Any:
-        return keras.ops.convert_to_tensor(tensor, dtype=loss.dtype)
-
-    y_true, y_pred = (keras.tree.map_structure(as_read, each) for each in (y_true, y_pred))
-    return len(loss.call(y_true, y_pred).shape) == 0
 
 
 def of_all_ranks(
@@ -52,6 +38,8 @@ def of_all_ranks(
     if mask is not None:
         set_keras_mask(predicted, mask)
     value = loss(targets, predicted, weights)
+    if len(value.shape) > 0:  # without a reduction; Steps.scaled has the factor of a sum
+        return value
     count, total = steps.count_and_total()
     constant = keras.ops.stop_gradient(value)
     factor = keras.ops.cast(total / count, keras.backend.standardize_dtype(value.dtype))

@@ -1,0 +1,146 @@
+"""Tells whether a loss gives a value for each sample, made from that sample alone.
+
+Only then is the loss of a batch made of the losses of its parts. A loss that gives one number, one
+that compares samples with each other (pairs, a softmax over the batch), and one that leaves some
+out is not: it gets the whole batch (whole_losses.py).
+
+Keras' own losses are known. Another one is tried on a few made-up samples, once: a batch must give
+what its halves give, and as many values as samples whatever their values are. What cannot be tried
+counts as a loss of the whole batch, which is right for every loss, and slower for most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+_FEW = 2  # samples in each half
+_OPEN = 3  # the length of a dimension that is not known
+_MIX = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
+_CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
+
+_Array = np.ndarray[Any, Any]
+
+
+def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """Whether the loss of a batch is made of those of its parts.
+
+    Args:
+        y_true, y_pred: what it is called with; of these shapes and dtypes are looked at.
+    """
+    if _is_by_itself(loss) or _gives_one_number(loss, y_true, y_pred):
+        return False
+    name = _name_in_keras(loss)
+    if name is not None:
+        return name not in _MIX
+    try:
+        targets, outputs = (
+            keras.tree.map_structure(lambda tensor: _made_up(tensor, loss.dtype), each)
+            for each in (y_true, y_pred)
+        )
+        alike = keras.tree.map_structure(_of_two_values, targets)
+        attempt = _TRY[keras.backend.backend()]
+        return all(_is_apart(attempt, loss.call, (each, outputs)) for each in (targets, alike))
+    except Exception:  # made-up values may be none that the function takes
+        return False
+
+
+def _is_by_itself(loss: Any) -> bool:
+    """Whether its class says by itself what the loss of a batch is."""
+    return type(loss).__call__ is not keras.losses.Loss.__call__
+
+
+def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """A call shows it, whose result is not used."""
+
+    def as_read(tensor: Any) -> Any:
+        return keras.ops.convert_to_tensor(tensor, dtype=loss.dtype)
+
+    y_true, y_pred = (keras.tree.map_structure(as_read, each) for each in (y_true, y_pred))
+    shape = loss.call(y_true, y_pred).shape
+    return bool((shape.rank if hasattr(shape, "rank") else len(shape)) == 0)  # of none, in a graph
+
+
+def _name_in_keras(loss: Any) -> str | None:
+    function = getattr(loss, "fn", type(loss))
+    modules = (type(loss).__module__, getattr(function, "__module__", None) or "")
+    return function.__name__ if all(m.startswith("keras.") for m in modules) else None
+
+
+def _made_up(tensor: Any, dtype: Any) -> _Array:
+    """Samples between 0 and 1, which are classes as well as probabilities."""
+    shape = [_OPEN if length is None else length for length in tuple(tensor.shape)[1:]]
+    given = keras.backend.standardize_dtype(tensor.dtype)
+    random = np.random.default_rng(len(shape))
+    values: _Array = random.uniform(0.05, 0.95, (2 * _FEW, *shape))
+    if not keras.backend.is_float_dtype(given):
+        values = values.round()
+    return values.astype(given if dtype is None else dtype)
+
+
+def _of_two_values(targets: _Array) -> _Array:
+    """So that some samples are of one class, as losses of pairs look for."""
+    return (
+        np.where(targets > 0.5, 2, 1).astype(targets.dtype)
+        if targets.dtype.kind == "f"
+        else targets
+    )
+
+
+def _is_apart(attempt: Callable[..., Any], call: Callable[..., Any], given: Any) -> bool:
+    def of(rows: slice) -> _Array:
+        values = attempt(call, keras.tree.map_structure(lambda array: array[rows], given))
+        return np.asarray(values, np.float64)
+
+    whole = of(slice(None))
+    halves = np.concatenate([of(slice(_FEW)), of(slice(_FEW, None))])
+    if whole.shape != halves.shape or not np.isfinite(whole).all():
+        return False
+    return np.allclose(whole, halves, rtol=_CLOSE, atol=_CLOSE * float(np.abs(whole).max()))
+
+
+class _Uneven(Exception):
+    """As many values as the samples' values ask for."""
+
+
+def _require_rows(shape: Any, given: Any) -> None:
+    if shape[0] != len(keras.tree.flatten(given)[0]):
+        raise _Uneven
+
+
+def _by_tensorflow(call: Callable[..., Any], given: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.init_scope():
+        program = tf.function(call).get_concrete_function(
+            *tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), given)
+        )
+        _require_rows(program.structured_outputs.shape, given)
+        return program(*tf.nest.map_structure(tf.constant, given))
+
+
+def _by_torch(call: Callable[..., Any], given: Any) -> Any:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def tensors() -> Any:
+        return keras.tree.map_structure(keras.ops.convert_to_tensor, given)
+
+    with torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            _require_rows(call(*tensors()).shape, given)
+        return call(*tensors()).cpu()
+
+
+def _by_jax(call: Callable[..., Any], given: Any) -> Any:
+    import jax
+
+    with jax.ensure_compile_time_eval():
+        _require_rows(jax.eval_shape(call, *given).shape, given)
+        return call(*keras.tree.map_structure(keras.ops.convert_to_tensor, given))
+
+
+_TRY = {"tensorflow": _by_tensorflow, "torch": _by_torch, "jax": _by_jax}
