@@ -248,6 +248,44 @@ def losses_of_one_number_are_those_of_the_whole_batch() -> None:
     compare(shared(**options), fit, then=then, **options)
 
 
+@on_ranks(2, 3)
+def losses_that_look_at_other_samples_are_those_of_the_whole_batch() -> None:
+    """They give a value for each sample, or for some."""
+    ops, backend = keras.ops, keras.backend.backend()
+
+    def pairs(y: Any, out: Any) -> Any:
+        near = ops.log_softmax(ops.matmul(out, ops.transpose(out)), axis=0)
+        return -ops.diagonal(near) * ops.mean(y, axis=-1)
+
+    def of_those_that_are_there(y: Any, out: Any) -> Any:
+        there, each = y[:, 0] > 0.5, ops.mean(ops.square(y - out), axis=-1)
+        if backend == "torch":
+            return each[there]
+        import tensorflow as tf
+
+        return tf.boolean_mask(each, there)
+
+    def unlike(y: Any, out: Any) -> Any:
+        return ops.mean(ops.square(y - out), axis=-1) + ops.var(out)
+
+    y = np.sort(Y, axis=0)  # whose first batches have none that is there, but one
+    y[::BATCH] = 1.0
+    losses = [(pairs, W), (unlike, None), (keras.losses.Circle(), None)]
+    if backend != "jax":  # whose programs know how many there are
+        losses.append((of_those_that_are_there, None))
+    for loss, weights in losses:
+
+        def options(loss: Any = loss) -> dict[str, Any]:
+            return {"optimizer": keras.optimizers.SGD(0.1), "loss": loss, **UNMEASURED}
+
+        def fit(model: Any, _: bool, weights: Any = weights) -> Any:
+            return model.fit(
+                X, y, sample_weight=weights, batch_size=BATCH, epochs=2, shuffle=False, verbose=0
+            )
+
+        compare(shared(**options()), fit, **options())
+
+
 @on_ranks(3)
 def metrics_whose_result_is_their_state_are_of_all_ranks() -> None:
     """And what a callback decides by them: all ranks go on at the same rate."""
@@ -938,6 +976,111 @@ def a_training_step_of_ones_own() -> None:
         return {"of my own": even["of my own"]}
 
     compare(shared(build, **UNMEASURED), fit, build=build, **UNMEASURED)
+
+
+def clipping(sharp: bool) -> Any:
+    """A model whose step clips gradients by their norm, at first where they are steepest nearby
+    (Foret et al., Sharpness-Aware Minimization, 2021)."""
+
+    def norm(gradients: Any) -> Any:
+        ops = keras.ops
+        return ops.sqrt(sum(ops.sum(ops.square(each)) for each in gradients))
+
+    def near(gradients: Any) -> Any:
+        far = 0.05 / norm(gradients)
+        return [each * far for each in gradients]
+
+    def clipped(gradients: Any) -> Any:
+        factor = 0.05 / keras.ops.maximum(norm(gradients), 0.05)
+        return [each * factor for each in gradients]
+
+    def step_tensorflow(self: Any, data: Any) -> Any:
+        import tensorflow as tf
+
+        (x, y), weights = data, self.trainable_variables
+
+        def gradients_of() -> Any:
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            return tape.gradient(loss, weights)
+
+        if sharp:
+            aside = near(gradients_of())
+            for weight, each in zip(weights, aside, strict=True):
+                weight.assign_add(each)
+        gradients = clipped(gradients_of())
+        if sharp:
+            for weight, each in zip(weights, aside, strict=True):
+                weight.assign_sub(each)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"of my own": 1.0}
+
+    def step_torch(self: Any, data: Any) -> Any:
+        import torch
+
+        (x, y), weights = data, self.trainable_weights
+
+        def backward() -> Any:
+            self.zero_grad()
+            self.compute_loss(x=x, y=y, y_pred=self(x, training=True)).backward()
+            return [v.value.grad for v in weights]
+
+        if sharp:
+            aside = near(backward())
+            with torch.no_grad():
+                for weight, each in zip(weights, aside, strict=True):
+                    weight.value.add_(each)
+        backward()
+        torch.nn.utils.clip_grad_norm_([v.value for v in weights], 0.05)
+        with torch.no_grad():
+            if sharp:
+                for weight, each in zip(weights, aside, strict=True):
+                    weight.value.sub_(each)
+            self.optimizer.apply([v.value.grad for v in weights], weights)
+        return {"of my own": 1.0}
+
+    def step_jax(self: Any, state: Any, data: Any) -> Any:
+        import jax
+
+        weights, others, slots, metrics = state
+        x, y = data
+
+        def loss_of(weights: Any) -> Any:
+            out, _ = self.stateless_call(weights, others, x, training=True)
+            return self.compute_loss(x=x, y=y, y_pred=out)
+
+        gradients = jax.grad(loss_of)(weights)
+        weights, slots = self.optimizer.stateless_apply(slots, clipped(gradients), weights)
+        return {"of my own": 1.0}, (weights, others, slots, metrics)
+
+    steps = {"torch": step_torch, "tensorflow": step_tensorflow, "jax": step_jax}
+
+    class Clipping(keras.Sequential):  # type: ignore[misc, name-defined]
+        train_step = steps[work.backend()]
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+    return Clipping([keras.Input((6,)), *layers])
+
+
+@on_ranks(3)
+def a_step_of_ones_own_has_the_gradients_of_the_whole_batch() -> None:
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+    programs: list[tuple[bool, int | None]] = [(work.backend() != "jax", None)]
+    if work.backend() != "torch":  # there rank 0 says that it is another program
+        programs.append((False, 2))
+    for sharp, passes in programs:
+
+        def options(passes: int | None = passes) -> dict[str, Any]:
+            optimizer = keras.optimizers.SGD(0.2, momentum=0.5, gradient_accumulation_steps=passes)
+            return {"optimizer": optimizer, "loss": "mse", **UNMEASURED}
+
+        def build(sharp: bool = sharp) -> Any:
+            return clipping(sharp)
+
+        compare(shared(build, **options()), fit, build=build, **options())
 
 
 @on_ranks(3)

@@ -14,9 +14,11 @@ import grid
 
 # Elsewhere the rest would be the same once more.
 COMMON = {
+    "a_step_of_ones_own_has_the_gradients_of_the_whole_batch",
     "a_training_step_of_ones_own",
     "arrays_with_weights_and_held_out_data",
     "losses_of_one_number_are_those_of_the_whole_batch",
+    "losses_that_look_at_other_samples_are_those_of_the_whole_batch",
     "metrics_whose_result_is_their_state_are_of_all_ranks",
     "orders_of_a_dataset_are_those_of_keras_own_fit",
     "single_batches",

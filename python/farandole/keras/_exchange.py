@@ -132,6 +132,7 @@ class Exchange(ABC):
     """Reduces an optimizer's gradients. Every rank makes it when the first ones come."""
 
     alike: Sequence[Alike] = ()  # compared with the weights
+    compares = True  # weights, as a step begins
 
     def __init__(self, label: str, reduction: Reduction) -> None:
         self.label = label
@@ -170,6 +171,11 @@ class Exchange(ABC):
     ) -> list[Any]:
         """Reduces what the optimizer has accumulated, in the pass that updates."""
         return reduce(gradients)  # there is no other pass, on most backends
+
+    @property
+    def has_reduced(self) -> bool:
+        """Whether the gradients of a step are reduced before an optimizer gets them."""
+        return False
 
     def local(self, gradient: Any) -> Any:
         """Scales a gradient that stays this rank's own."""
@@ -251,5 +257,6 @@ class PlannedExchange(Exchange):
             compare_models(self.label, self.reduction, variables)
             compare_gradients(self.label, self.reduction, variables, kinds)
             self._compared.add(labels)
-        self.compare_weights(variables)
+        if self.compares:
+            self.compare_weights(variables)
         return self.reduce_all(labels, gradients, variables)

@@ -73,18 +73,20 @@ class GraphExchange(PlannedExchange):
     def reduce_all(
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        members = self.reduction.process_set
+        weights = self._weights_of(names, variables) if self.compares else None
+        reduced = self._ops.reduce(gradients, variables, names, weights, finite=not self.skips)
+        return [times(g, self.reduction.passes_factor) for g in reduced]
+
+    def _weights_of(self, names: Sequence[str], variables: Sequence[Any]) -> Compared:
         others = [row for row in self.alike if not row.is_state]
-        weights = Compared(
+        return Compared(
             self.label,
-            members,
+            self.reduction.process_set,
             [*variables, *(row.variable for row in others)],
             [*names, *(row.name for row in others)],
             BROADCAST,
             [(row.name, row.variable) for row in self.alike if row.is_state],
         )
-        reduced = self._ops.reduce(gradients, variables, names, weights, finite=not self.skips)
-        return [times(g, self.reduction.passes_factor) for g in reduced]
 
     def updating(self, gradients: Sequence[Any]) -> AbstractContextManager[Any]:
         return after(gradients)

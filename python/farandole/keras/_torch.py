@@ -124,6 +124,10 @@ class HookedExchange(Exchange):
         ]
 
     @property
+    def has_reduced(self) -> bool:
+        return bool(self._exchange.reduced)
+
+    @property
     def _is_plain_mean(self) -> bool:
         return self._exchange.is_mean and self.reduction.passes_factor == 1
 

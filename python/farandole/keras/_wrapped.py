@@ -31,7 +31,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common import _wrapped
 from farandole.common._inside import require_inside
-from farandole.keras._exchange import Alike, AloneExchange, Exchange
+from farandole.keras._exchange import Alike, AloneExchange, Exchange, times
 from farandole.keras._global.steps import running
 from farandole.keras._present import present
 from farandole.keras._reduction import Reduction
@@ -77,17 +77,22 @@ class State:
     def reduce(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
+        """Collective: the gradients as the optimizer is to have them. Those of variables that are
+        not shared stay this rank's own; some are reduced already (own_gradients.py)."""
         exchange = self.ready_exchange(optimizer)
-        exchange.skips = not isinstance(optimizer, Distributed)  # one that scales losses
-        if not self.local:
+        steps = running()
+        done = set[int]() if steps is None else steps.reduced
+        if not self.local and not done:
             return exchange.reduce(gradients, variables)
         result = list(gradients)
         shared = []
         for i, variable in enumerate(variables):
-            if optimizer._var_key(variable) not in self.local:
-                shared.append(i)
-            else:
+            if self.local and optimizer._var_key(variable) in self.local:
                 result[i] = exchange.local(result[i])
+            elif id(variable) in done:
+                result[i] = times(result[i], self.reduction.passes_factor)
+            else:
+                shared.append(i)
         common = [variables[i] for i in shared]
         reduced = exchange.reduce([result[i] for i in shared], common)
         for i, gradient in zip(shared, reduced, strict=True):
@@ -95,10 +100,12 @@ class State:
         return result
 
     def ready_exchange(self, optimizer: Any) -> Exchange:
+        """Collective, once in each world. `optimizer`: None of a step that reduces by itself."""
         if self.exchange is None:
             require_inside(f"a step of {self.label}")
             self.prepare(optimizer)
             self.exchange = self._first_exchange(optimizer)
+        self.exchange.skips = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         return self.exchange
 
     def prepare(self, optimizer: Any) -> None:
@@ -108,13 +115,11 @@ class State:
         if not self._make.has_others(self.reduction):
             return AloneExchange(self.label, self.reduction)
         self.label = self._make.agreed_label(self.name, self.label, self.reduction.process_set)
-        everything = [
-            v for v in optimizer._trainable_variables if optimizer._var_key(v) not in self.local
-        ]
+        every = [] if optimizer is None else optimizer._trainable_variables
         made: Exchange = self._make(
             self.label,
             self.reduction,
-            everything,
+            [v for v in every if optimizer._var_key(v) not in self.local],
             at_update=self.holds or reduces_at_update(optimizer),
         )
         if self.alike is not None and not self.local:
@@ -175,7 +180,7 @@ def distributed_in(thing: Any) -> Any:
 def reduces_at_update(optimizer: Any) -> bool:
     """Whether the optimizer accumulates gradients itself. (One that scales losses passes them on to
     one that may, but has looked at them before.)"""
-    return bool(optimizer.gradient_accumulation_steps)
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 class Distributed:
@@ -185,7 +190,7 @@ class Distributed:
         own = super().apply  # type: ignore[misc]
         if state_of(self).inside:
             return own(grads, trainable_variables)
-        grads = _weighed(grads)
+        grads = _weighed(self, grads, trainable_variables)
         if reduces_at_update(self):
             return own(grads, trainable_variables)
         return apply_reduced(self, state_of(self), own, grads, trainable_variables)
@@ -203,7 +208,12 @@ class Distributed:
             with _knowing(self, optimizer_variables, trainable_variables):
                 return own(optimizer_variables, grads, trainable_variables)
         return stateless_apply_reduced(
-            self, state_of(self), own, optimizer_variables, _weighed(grads), trainable_variables
+            self,
+            state_of(self),
+            own,
+            optimizer_variables,
+            _weighed(self, grads),
+            trainable_variables,
         )
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
@@ -247,10 +257,17 @@ class Distributed:
         state.local.add(self._var_key(var))  # type: ignore[attr-defined]
 
 
-def _weighed(gradients: Any) -> Any:
-    """Weights gradients by this rank's samples, in a user's own step of a farandole.keras.Model."""
-    steps = running()
-    return gradients if steps is None else steps.weighed(gradients)
+def _weighed(optimizer: Any, gradients: Any, variables: Any = None) -> Any:
+    """Weights gradients by this rank's samples, in a user's own step of a farandole.keras.Model.
+
+    Args:
+        variables: of which they are; None: of all that the optimizer has.
+    """
+    steps, exchange = running(), state_of(optimizer).exchange
+    if steps is None or (exchange is not None and exchange.has_reduced):
+        return gradients
+    of = optimizer._trainable_variables if variables is None else list(variables)
+    return steps.weighed(gradients, of)
 
 
 def apply_reduced(
@@ -311,7 +328,8 @@ def _teach(scaling: Any) -> None:
         own = own_apply.__get__(self)
         if not waits(self):
             return own(grads, trainable_variables)
-        state, grads = state_of(self.inner_optimizer), _weighed(grads)
+        state = state_of(self.inner_optimizer)
+        grads = _weighed(self.inner_optimizer, grads, trainable_variables)
         return apply_reduced(self, state, own, grads, trainable_variables)
 
     def stateless_apply(
@@ -320,7 +338,8 @@ def _teach(scaling: Any) -> None:
         own = own_stateless.__get__(self)
         if not waits(self):
             return own(optimizer_variables, grads, trainable_variables)
-        state, grads = state_of(self.inner_optimizer), _weighed(grads)
+        state = state_of(self.inner_optimizer)
+        grads = _weighed(self.inner_optimizer, grads)
         return stateless_apply_reduced(
             self, state, own, optimizer_variables, grads, trainable_variables
         )

@@ -16,7 +16,7 @@ from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average, check_passes
 from farandole.keras._accumulated import inner_of
 from farandole.keras._copies import make_distributed
-from farandole.keras._exchange import backend
+from farandole.keras._exchange import Exchange, backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, distributed_in
 from farandole.keras.compression import Compression, Compressor
@@ -100,9 +100,32 @@ def DistributedOptimizer(
     exchange.prepare()
     _accumulate(optimizer, backward_passes_per_step)
     label = name or f"Distributed{type(optimizer).__name__}"
-    _wrapped[label] += 1
-    make_distributed(optimizer, State(label, _wrapped[label], reduction, exchange))
+    make_distributed(optimizer, _state(label, reduction, exchange))
     return optimizer
+
+
+def _state(label: str, reduction: Reduction, exchange: type[Exchange]) -> State:
+    _wrapped[label] += 1
+    return State(label, _wrapped[label], reduction, exchange)
+
+
+def state_of_step(op: int, **options: Any) -> State:
+    """Returns the state of no optimizer, but of a training step that reduces gradients itself.
+
+    Args:
+        options: some of ``DistributedOptimizer``'s.
+    """
+    reduction = Reduction(
+        op,
+        options.get("gradient_predivide_factor", 1.0),
+        options.get("compression", Compression.none),
+        options.get("sparse_as_dense", False),
+        global_process_set,
+        options.get("num_groups", 0),
+        passes_factor=1.0,
+        scale_local_gradients=False,
+    )
+    return _state("train_step", reduction, backend())
 
 
 @checked

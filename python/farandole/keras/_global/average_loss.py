@@ -1,25 +1,30 @@
-"""``tf.nn.compute_average_loss`` with a global batch, in a step of a shared model.
+"""Losses that a step of the user's own computes, as far as their use of samples is known.
 
 Gradients are averaged there by the weight of each rank's samples, which is right for a mean over
-them. This function divides their sum by the number of all samples, so its result gets the factor
-of a loss with ``reduction="sum"`` (losses.py). A sum that the program divides by itself is found in
-its graph (loss_kinds.py), and its gradients get the factor.
+them: Keras' losses, and what ``compute_loss`` gives. ``tf.nn.compute_average_loss`` with a global
+batch divides a sum by the number of all samples, so its result gets the factor of a loss with
+``reduction="sum"`` (losses.py). A sum that the program divides by itself is found in its graph
+(loss_kinds.py), and its gradients get the factor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
 import keras
 
-from farandole.keras._global.steps import LEFT_OPEN, running
+from farandole.keras._global.loss_kinds import compares_samples
+from farandole.keras._global.steps import LEFT_OPEN, Steps, running
 
 
 @cache
 def learn() -> None:
-    """Patches TensorFlow, and Keras' losses, so that a step knows that they are means."""
-    _learn_of_losses()
+    """Patches TensorFlow and Keras, so that a step knows which losses are means."""
+    _learn(keras.losses.Loss, "__call__", _is_mean)
+    owner: Any = next(c for c in keras.Model.__mro__ if "compute_loss" in vars(c))
+    _learn(owner, "compute_loss", lambda _, *args, **kwargs: True)  # noqa: ARG005
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -32,43 +37,31 @@ def learn() -> None:
     ) -> Any:
         loss = own(per_example_loss, sample_weight, global_batch_size)
         steps = running()
-        if steps is not None:
-            steps.knows_loss = True
-        if global_batch_size is None or steps is None or steps.share is None:
+        if steps is None or steps.share is None:
             return loss
+        if global_batch_size is None:
+            return steps.know(loss)
         count, total = steps.count_and_total()
-        return loss * tf.cast(total / count, loss.dtype)
+        return steps.know(loss * tf.cast(total / count, loss.dtype))
 
     tf.nn.compute_average_loss = tf.autograph.experimental.do_not_convert(compute_average_loss)
-    _learn_of_tapes(tf)
 
 
-def _learn_of_tapes(tf: Any) -> None:
-    """Patches tapes: the target that a step differentiates is its loss, and an optimizer should get
-    the gradients as they are."""
-    own = tf.GradientTape.gradient
-
-    @wraps(own)
-    def gradient(self: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        steps = running()
-        if steps is None or not steps.weighs_gradients:
-            return own(self, target, *args, **kwargs)
-        steps.see_losses(tf.nest.flatten(target))
-        gradients = own(self, target, *args, **kwargs)
-        steps.see_gradients(tf.nest.flatten(gradients))
-        return gradients
-
-    tf.GradientTape.gradient = gradient
-
-
-def _learn_of_losses() -> None:
-    own = keras.losses.Loss.__call__
+def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:
+    own = vars(kind)[name]
 
     @wraps(own)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        steps = running()
-        if steps is not None and self.reduction not in ("sum", *LEFT_OPEN):
-            steps.knows_loss = True
-        return own(self, *args, **kwargs)
+        loss = own(self, *args, **kwargs)
+        steps: Steps | None = running()
+        if steps is None or loss is None or not is_mean(self, *args, **kwargs):
+            return loss
+        return steps.know(loss)
 
-    keras.losses.Loss.__call__ = call
+    setattr(kind, name, call)
+
+
+def _is_mean(loss: Any, y_true: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> bool:
+    """Of the loss of each sample."""
+    del y_true
+    return loss.reduction not in ("sum", *LEFT_OPEN) and not compares_samples(y_pred)

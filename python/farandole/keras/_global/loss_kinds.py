@@ -10,6 +10,7 @@ else is neither.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from math import prod
 from typing import Any
@@ -41,18 +42,38 @@ _OF_THE_FIRST = {"AvgPool", "BatchMatMulV2", "BiasAdd", "Conv2D", "MatMul", "Max
 _REDUCTIONS = {"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}
 
 
-def kind_of(number: Any) -> Kind | None:
-    """Returns None if it is not known, as without a graph or with a fixed number of samples."""
+def kind_of(number: Any, known: Mapping[int, Kind] | None = None) -> Kind | None:
+    """Returns None if it is not known, as without a graph or with a fixed number of samples.
+
+    Args:
+        known: kinds of numbers, by id.
+    """
     if not hasattr(number, "graph") or number.shape.rank != 0:
         return None
-    return _Reading().kind_of(number)
+    return _Reading(known or {}).kind_of(number)
+
+
+def compares_samples(outputs: Any) -> bool:
+    """Whether rows of a matrix are products of one sample with each of the batch."""
+    if not hasattr(outputs, "graph"):
+        return False
+    op = outputs.op
+    while op.type in _EACH_ELEMENT and op.inputs:
+        op = max(op.inputs, key=lambda each: each.shape.rank or 0).op
+    if op.type not in ("MatMul", "BatchMatMulV2", "Einsum"):
+        return False
+    of_data = _Reading({}).follows_from_data
+    return all(map(of_data, op.inputs)) and op.outputs[0].shape.as_list() == [None, None]
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[int, Kind]) -> None:
+        self._known = known
         self._of_data: dict[Any, bool] = {}  # by operation
 
     def kind_of(self, tensor: Any) -> Kind | None:
+        if id(tensor) in self._known:
+            return self._known[id(tensor)]
         op = tensor.op
         if op.type in _THROUGH:
             return self.kind_of(op.inputs[0])
@@ -69,18 +90,18 @@ class _Reading:
         return Kind.MEAN if op.type == "Mean" else Kind.SUM
 
     def _kind_of_terms(self, op: Any) -> Kind | None:
-        kinds = {self.kind_of(each) for each in op.inputs if self._follows_from_data(each)}
+        kinds = {self.kind_of(each) for each in op.inputs if self.follows_from_data(each)}
         kind = kinds.pop() if len(kinds) == 1 else None
-        besides = not all(map(self._follows_from_data, op.inputs))  # a penalty of weights, say
+        besides = not all(map(self.follows_from_data, op.inputs))  # a penalty of weights, say
         return None if besides and kind is Kind.SUM else kind
 
     def _kind_of_product(self, op: Any) -> Kind | None:
         first, second = op.inputs
-        if op.type == "Mul" and not self._follows_from_data(first):
+        if op.type == "Mul" and not self.follows_from_data(first):
             first, second = second, first
-        return None if self._follows_from_data(second) else self.kind_of(first)
+        return None if self.follows_from_data(second) else self.kind_of(first)
 
-    def _follows_from_data(self, tensor: Any) -> bool:
+    def follows_from_data(self, tensor: Any) -> bool:
         """Or from how many there are: it is not made of constants and weights alone."""
         waiting = [tensor.op]
         while waiting:  # graphs are deeper than Python's stack
@@ -102,10 +123,10 @@ class _Reading:
         waiting, seen = [tensor], set()
         while waiting:
             each = waiting.pop()
-            if id(each) in seen or not self._follows_from_data(each):
+            if id(each) in seen or not self.follows_from_data(each):
                 continue
             seen.add(id(each))
-            of = _rows_of(each, self._follows_from_data)
+            of = _rows_of(each, self.follows_from_data)
             if of is None or not _has_samples(each):
                 return False
             waiting += of

@@ -34,8 +34,11 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
             yield
 
     def weighing() -> AbstractContextManager[None]:
-        on_torch = keras.backend.backend() == "torch"
-        return steps.hooked(model.trainable_variables) if on_torch else nullcontext()
+        if keras.backend.backend() != "torch":
+            return nullcontext()
+        if steps.own_gradients is not None:
+            steps.own_gradients.prepare()
+        return steps.hooked(model.trainable_variables)
 
     def own_logs(logs: Any) -> Results | None:
         return of_part(logs, model.get_metrics_result, steps)
@@ -134,8 +137,11 @@ def _jax_steps(
         batch, share = unmarked(data)
         if share is None:
             return own_train(state, data)
+        own = steps.own_gradients
+        asking = nullcontext() if own is None else own.of_values(state[0])
+        known = [*model.trainable_variables, *model.non_trainable_variables]
         with steps.of(share, total_of(data)), normalization.joined():
-            with present(model.non_trainable_variables, state[1]):
+            with present(known, [*state[0], *state[1]]), asking:
                 logs, (trained, others, optimizer, metrics) = own_train(state, batch)
             logs = told("train_step", logs, metrics, state[3])
             others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])

@@ -10,7 +10,8 @@ call. The model's steps are replaced, on this one object, by steps that take it 
     Optimizer.scale_loss     multiplies by count * size / total: the mean of the ranks' gradients is
                              that of all samples. In a step of the user's own it does not, since
                              nobody knows which losses that scales: there gradients are weighed,
-                             of every optimizer (optimizers.py), as each gets them
+                             and reduced where the framework gives them (own_gradients.py), or
+                             else as an optimizer gets them (optimizers.py)
     each loss                see losses.py: where its divisor is not the number of samples
     joined statistics        leave a sample out that does not count (moments.py)
     the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks
@@ -49,10 +50,10 @@ _OF_LOSS = (
     "self.optimizer.scale_loss(loss) says that it is one"
 )
 _OF_CHANGES = (
-    "a train_step() changes gradients before apply_gradients(), where each rank has those of its "
-    "own samples: clipping by a norm, and skipping a step, then differ from one process\n"
+    "a train_step() changes gradients before the optimizer gets them, where each rank has those of "
+    "its own samples: clipping by a norm, and skipping a step, then differ from one process\n"
     "  advice: the optimizer's clipnorm, clipvalue or global_clipnorm, which act on the gradients "
-    "of the whole batch"
+    "of the whole batch; or gradients of trainable variables by a tape in train_step() itself"
 )
 
 
@@ -107,9 +108,12 @@ class Steps:
         self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
         self.weighs_gradients = False  # and not the loss
         self.knows_loss = False  # inside a step: that its loss is no sum over the rank's samples
+        self._known: dict[int, tuple[Any, Kind]] = {}  # numbers of a step whose kind is known
         self._kinds: set[Kind | None] = set()  # of losses, inside a step of the user's own
-        self._gradients: list[Any] = []  # that tapes have given, likewise
+        self._gradients: list[Any] = []  # that tapes have given as they are, likewise
+        self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
         self._has_told: set[str] = set()
+        self.own_gradients: Any = None  # an OwnGradients, where frameworks' gradients are reduced
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
 
@@ -134,40 +138,71 @@ class Steps:
 
         For a vector of losses TensorFlow's gradient is that of their sum, not of their mean.
         """
-        self.knows_loss = True
         if self.share is None:
             return loss
         weight = 1.0 if self.weighs_gradients else self.weight("float32")
         if len(loss.shape) > 0:
             count, total = self.count_and_total()
             weight = weight * total / count
-        return loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype))
+        return self.know(loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype)))
 
-    def weighed(self, gradients: Iterable[Any]) -> list[Any]:
-        """As an optimizer gets them. On PyTorch they have their weight already, by `hooked`."""
+    def weighed(self, gradients: Iterable[Any], variables: Iterable[Any] = ()) -> list[Any]:
+        """As an optimizer gets them. On PyTorch they have their weight already, by `hooked`.
+
+        Args:
+            variables: of which they are the gradients, as far as they are known.
+        """
         ours = list(gradients)
-        hooked = keras.backend.backend() == "torch" and self.block is None
-        if self.share is None or not self.weighs_gradients or hooked:
+        if self.share is None or not self.weighs_gradients:
             return ours
-        self._tell_of_loss()
+        if keras.backend.backend() == "torch" and self.block is None:
+            is_early = self.own_gradients is not None and self.own_gradients.are_reduced
+            pairs = zip(ours, variables, strict=False)
+            if not is_early and not all(
+                _is_as_backward_left_it(gradient, v.value) for gradient, v in pairs
+            ):
+                self._tell(_OF_CHANGES)
+            return ours
+        known = [id(v) in self.reduced for v in variables]
+        known += [False] * (len(ours) - len(known))
+        if all(known):
+            return ours
+        kind = self._kind_of_losses()
+        self.tell_of_loss(kind)
         given = set(map(id, self._gradients))
-        if given and not given.issuperset(id(each) for each in ours if each is not None):
+        theirs = {id(g) for g, is_done in zip(ours, known, strict=False) if not is_done}
+        if given and not given.issuperset(theirs - {id(None)}):
             self._tell(_OF_CHANGES)
-        return [self._one_weighed(gradient) for gradient in ours]
+        return [
+            g if is_done else self.one_weighed(g, kind)
+            for g, is_done in zip(ours, known, strict=False)
+        ]
 
-    # ---- losses of a step of the user's own, on TensorFlow ----
+    # ---- losses of a step of the user's own ----
 
-    def see_losses(self, losses: list[Any]) -> None:
-        """They are differentiated."""
-        self._kinds |= set(map(kind_of, losses))
+    def know(self, loss: Any, kind: Kind = Kind.MEAN) -> Any:
+        """Returns the loss, which is of this kind."""
+        self.knows_loss = True
+        self._known[id(loss)] = loss, kind
+        return loss
 
-    def see_gradients(self, gradients: list[Any]) -> None:
-        """A tape has given them."""
+    def kind_of(self, losses: list[Any]) -> Kind | None:
+        """Of their sum, which is differentiated."""
+        kinds = set(map(self._kind_of, losses))
+        return next(iter(kinds)) if len(kinds) == 1 else None
+
+    def _kind_of(self, number: Any) -> Kind | None:
+        known = {key: kind for key, (_, kind) in self._known.items()}
+        return known[id(number)] if id(number) in known else kind_of(number, known)
+
+    def see(self, losses: list[Any], gradients: list[Any]) -> None:
+        """A tape has given this rank's own gradients."""
+        self._kinds |= set(map(self._kind_of, losses))
         self._gradients += gradients
 
     def factor_of(self, value: Any) -> Any:
         """Beside the weight, of a number that the step computes."""
-        return self._factor(kind_of(value))
+        return self._factor(self._kind_of(value))
 
     def _factor(self, kind: Kind | None) -> Any:
         if kind is not Kind.SUM:
@@ -179,9 +214,10 @@ class Steps:
         """Nobody knows which gradient is of which."""
         return next(iter(self._kinds)) if len(self._kinds) == 1 else None
 
-    def _tell_of_loss(self) -> None:
+    def tell_of_loss(self, kind: Kind | None) -> None:
         """Says once that the step has a loss whose use of samples is not known."""
-        if not self.knows_loss and self._kind_of_losses() is None:
+        has_graph = hasattr(self.share, "graph")  # of which all is known that can be
+        if kind is None and (has_graph or not self.knows_loss):
             self._tell(_OF_LOSS)
 
     def _tell(self, what: str) -> None:
@@ -191,16 +227,16 @@ class Steps:
         self._has_told.add(what)
         print(f"farandole: {what}", file=sys.stderr)
 
-    def _one_weighed(self, gradient: Any) -> Any:
+    def one_weighed(self, gradient: Any, kind: Kind | None) -> Any:
+        """Of a loss of this kind."""
         if gradient is None:
             return None
         if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
-            values = self._one_weighed(gradient.values)
+            values = self.one_weighed(gradient.values, kind)
             return type(gradient)(values, gradient.indices, gradient.dense_shape)
         dtype = keras.backend.standardize_dtype(gradient.dtype)
         exact = dtype if dtype == "float64" else "float32"
-        factor = self._factor(self._kind_of_losses())
-        weight = self.weight(exact) * keras.ops.cast(factor, exact)
+        weight = self.weight(exact) * keras.ops.cast(self._factor(kind), exact)
         return keras.ops.cast(keras.ops.cast(gradient, exact) * weight, dtype)
 
     @contextmanager
@@ -216,19 +252,20 @@ class Steps:
             for hook in hooks:
                 hook.remove()
         if self.weighs_gradients:
-            self._tell_of_loss()
+            self.tell_of_loss(None)
 
     @contextmanager
     def of(self, share: Any, total: int | None = None) -> Iterator[None]:
         self.share, self.total = share, total
         self.knows_loss = False
-        self._kinds, self._gradients = set(), []
+        self._known, self._kinds, self._gradients, self.reduced = {}, set(), [], set()
         _running.append(self)
         try:
             yield
         finally:
             _running.pop()
             self.share = self.total = None
+            self._known, self._gradients = {}, []
 
     @contextmanager
     def holding(self, share: Any) -> Iterator[list[Any]]:
@@ -240,6 +277,11 @@ class Steps:
                 yield held
         finally:
             self.held = None
+
+
+def _is_as_backward_left_it(gradient: Any, parameter: Any) -> bool:
+    """PyTorch counts what writes into a tensor."""
+    return gradient is None or (gradient is parameter.grad and gradient._version == 0)
 
 
 _running: list[Steps] = []

@@ -13,7 +13,7 @@ from farandole.data._logical import Block
 from farandole.data._policy import Policy
 from farandole.keras._accumulated import accumulated_of, besides
 from farandole.keras._exchange import Alike
-from farandole.keras._global import average_loss, means, optimizers
+from farandole.keras._global import average_loss, means, optimizers, own_gradients
 from farandole.keras._global.alike import rows_of_alike, weights_alike
 from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
@@ -21,18 +21,19 @@ from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
 from farandole.keras._global.metrics import Shown, with_global_state
 from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.own_gradients import OwnGradients
 from farandole.keras._global.own_logs import is_own
 from farandole.keras._global.row_states import RowStates
 from farandole.keras._global.shared_steps import shared_steps
 from farandole.keras._global.steps import Steps, weigh_loss
-from farandole.keras._wrapped import distributed_in, state_of
-from farandole.keras.optimizer import DistributedOptimizer
+from farandole.keras._wrapped import State, distributed_in, state_of
+from farandole.keras.optimizer import DistributedOptimizer, state_of_step
 
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
         "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others",
-        "_policies_compared", "_row_states", "_shown",
+        "_policies_compared", "_row_states", "_shown", "_of_own",
     )
 )  # fmt: skip
 
@@ -68,6 +69,10 @@ class Wrapping:
         optimizers.learn()
         means.learn()
         average_loss.learn()
+        own_gradients.learn()
+        if self._steps.weighs_gradients and block is None:
+            self._steps.own_gradients = OwnGradients(model, self._steps, self._reduce_own)
+        self._of_own: dict[int, State] = {}  # by number: how it reduces gradients of its own step
         self._normalization = Normalization(model, self._steps, every=sync_batch_norm)
         self._normalization.check()
         self._row_states = RowStates(model, block)
@@ -196,6 +201,17 @@ class Wrapping:
         wrapped = distributed_in(optimizer)
         state_of(wrapped).alike = self._alike
         self._others.append(optimizer)
+
+    def _reduce_own(self, number: int, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Gradients that the model's own step asks for, for the number-th time."""
+        optimizer = self._model.optimizer
+        if number not in self._of_own:
+            options = {k: v for k, v in self._options.items() if k not in ("name", "groups")}
+            self._of_own[number] = state_of_step(self._op, **options)
+        exchange = self._of_own[number].ready_exchange(optimizer)
+        # Later in a step weights may be aside of where they are, and graphs have no order there.
+        exchange.compares = number == 1
+        return exchange.reduce(gradients, variables)
 
     def _alike(self, optimizer: Any) -> list[Alike]:
         """Besides the weights that it updates, all ranks have these alike when it does."""

@@ -1,0 +1,191 @@
+"""Gradients in a training step of the user's own, reduced where the framework gives them.
+
+Such a step may clip them by their norm, add them up, or leave a step out by what they are. As in
+one process it is to see those of the whole batch. So frameworks are taught, once: where a step of a
+shared model asks for gradients of trainable variables, it gets the mean over the ranks, and
+optimizers then take what they are given.
+
+    TensorFlow   tf.GradientTape.gradient
+    JAX          jax.grad and jax.value_and_grad, by the first argument
+    PyTorch      backward() itself reduces what it accumulates
+
+It is the optimizer that reduces, as in a step of Keras' own, where the step asks inside a loop, a
+branch, a function of its own or a map over samples: others may not ask as often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any
+
+import keras
+
+from farandole.keras._exchange import Exchange
+from farandole.keras._global.loss_kinds import Kind
+from farandole.keras._global.steps import Steps, running
+from farandole.keras._wrapped import distributed_in, state_of
+
+# From a number, its gradients and their variables, how often the step has asked before.
+Reduce = Callable[[int, list[Any], list[Any]], list[Any]]
+
+
+class OwnGradients:
+    """Those of one model.
+
+    Args:
+        reduce: makes the mean of gradients that have their weight.
+    """
+
+    def __init__(self, model: Any, steps: Steps, reduce: Reduce) -> None:
+        self._model, self._steps, self._reduce = model, steps, reduce
+        self._asked = 0  # by the step that runs or is traced
+        self._step: Any = None  # its share
+        self._hooked: Exchange | None = None
+        self._values: dict[int, Any] = {}  # on JAX: variables by the ids of their values
+
+    @contextmanager
+    def of_values(self, values: list[Any]) -> Iterator[None]:
+        """A context for a step on JAX, in which trainable variables have these values."""
+        variables = self._model.trainable_variables
+        self._values = {id(v): each for v, each in zip(values, variables, strict=True)}
+        try:
+            yield
+        finally:
+            self._values = {}
+
+    def prepare(self) -> None:
+        """PyTorch: the first backward() reduces as later ones do. Every rank calls it."""
+        optimizer = distributed_in(self._model)
+        if optimizer is not None and optimizer.built:
+            self._hooked = state_of(optimizer).ready_exchange(optimizer)
+
+    @property
+    def are_reduced(self) -> bool:
+        """PyTorch: whether backward() has reduced them."""
+        return self._hooked is not None and self._hooked.has_reduced
+
+    def variables_of(self, sources: Sequence[Any]) -> list[Any] | None:
+        """The trainable variables that the sources are; None if one is none."""
+        known = dict(self._values)
+        if not known:
+            variables = self._model.trainable_variables
+            known = {id(each): v for v in variables for each in (v, v._value)}
+        found = [known.get(id(source)) for source in sources]
+        return None if not found or any(each is None for each in found) else found
+
+    def reduced(self, gradients: list[Any], variables: list[Any], kind: Kind | None) -> list[Any]:
+        """Collective."""
+        steps = self._steps
+        if self._step is not steps.share:
+            self._step, self._asked = steps.share, 0
+        steps.tell_of_loss(kind)
+        weighed = [steps.one_weighed(gradient, kind) for gradient in gradients]
+        self._asked += 1
+        made = self._reduce(self._asked, weighed, variables)
+        steps.reduced |= set(map(id, variables))
+        return made
+
+
+def learn() -> None:
+    """Teaches the framework; see above."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        _learn_of_tapes()
+    elif backend == "jax":
+        _learn_of_jax()
+
+
+def _asked() -> Steps | None:
+    """The step of a user's own that runs."""
+    steps = running()
+    is_own = steps is not None and steps.share is not None and steps.weighs_gradients
+    return steps if is_own else None
+
+
+@cache
+def _learn_of_tapes() -> None:
+    import tensorflow as tf
+
+    own = tf.GradientTape.gradient
+
+    @wraps(own)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        given = own(self, target, sources, *args, **kwargs)
+        steps = _asked()
+        if steps is None:
+            return given
+        losses, gradients = tf.nest.flatten(target), tf.nest.flatten(given)
+        own_gradients, variables = steps.own_gradients, None
+        if own_gradients is not None and _is_the_steps_own(tf, steps.share):
+            variables = own_gradients.variables_of(tf.nest.flatten(sources))
+        if variables is None or args[:1] or kwargs.get("output_gradients"):
+            steps.see(losses, gradients)
+            return given
+        reduced = own_gradients.reduced(gradients, variables, steps.kind_of(losses))
+        return tf.nest.pack_sequence_as(given, reduced, expand_composites=False)
+
+    tf.GradientTape.gradient = tf.autograph.experimental.do_not_convert(gradient)
+
+
+def _is_the_steps_own(tf: Any, share: Any) -> bool:
+    """Whether the graph is the one that the step is traced in, and none of a loop or a branch."""
+    if tf.executing_eagerly():
+        return not hasattr(share, "graph")
+    return tf.compat.v1.get_default_graph() is getattr(share, "graph", None)
+
+
+@cache
+def _learn_of_jax() -> None:
+    import jax
+
+    def taught(make: Callable[..., Any], of: Callable[[Any, bool, Any], Any]) -> Any:
+        @wraps(make)
+        def made(
+            fun: Any, argnums: Any = 0, has_aux: bool = False, *args: Any, **kwargs: Any
+        ) -> Any:
+            own = make(fun, argnums, has_aux, *args, **kwargs)
+
+            @wraps(own)
+            def call(*given: Any, **named: Any) -> Any:
+                result = own(*given, **named)
+                if argnums != 0 or not given:
+                    return result
+                return of(result, has_aux, given[0])
+
+            return call
+
+        return made
+
+    def of_grad(result: Any, has_aux: bool, weights: Any) -> Any:
+        if not has_aux:
+            return _reduced_on_jax(result, weights)
+        return _reduced_on_jax(result[0], weights), result[1]
+
+    def of_value_and_grad(result: Any, has_aux: bool, weights: Any) -> Any:  # noqa: ARG001
+        return result[0], _reduced_on_jax(result[1], weights)
+
+    jax.grad = taught(jax.grad, of_grad)
+    jax.value_and_grad = taught(jax.value_and_grad, of_value_and_grad)
+
+
+def _reduced_on_jax(gradients: Any, weights: Any) -> Any:
+    from jax import tree
+
+    steps = _asked()
+    if steps is None or steps.own_gradients is None:
+        return gradients
+    sources, (leaves, form) = tree.leaves(weights), tree.flatten(gradients)
+    variables = steps.own_gradients.variables_of(sources)
+    if variables is None or not all(map(_are_traced_alike, sources, leaves)):
+        return gradients
+    reduced = steps.own_gradients.reduced(leaves, variables, steps.kind_of([]))
+    return tree.unflatten(form, reduced)
+
+
+def _are_traced_alike(value: Any, gradient: Any) -> bool:
+    """Whether the gradient is of the program that has the value, and of no loop or map in it."""
+    return type(value) is type(gradient) and (
+        getattr(value, "_trace", None) is getattr(gradient, "_trace", None)
+    )
