@@ -360,6 +360,9 @@ def fits(program: Program, backend: str) -> bool:
     # It compares samples by one row each.
     if has["loss"] == "pairs" and model == "masked":
         return False
+    # Keras does not weigh one number by a mask.
+    if has["metrics"] == "dice" and model == "masked":
+        return False
     # Only TensorFlow has gradients of losses that are not one number, which Keras adds to none.
     if has["loss"] == "none" and (backend != "tensorflow" or model in ("add_loss", "tied")):
         return False

@@ -259,6 +259,36 @@ def _sum_of_distances() -> Any:
     return Distances(name="sum")
 
 
+def _dice(y: Any, out: Any) -> Any:
+    """One number of the batch that is no mean over samples."""
+    from keras import ops
+
+    y = ops.cast(y, "float32")
+    return 2 * ops.sum(y * out) / (ops.sum(y) + ops.sum(out) + 1.0)
+
+
+def _largest() -> Any:
+    import keras
+    from keras import ops
+
+    class Largest(keras.metrics.Metric):
+        """Its state is no sum."""
+
+        def __init__(self) -> None:
+            super().__init__(name="largest")
+            self.largest = self.add_weight(initializer="zeros", name="largest")
+
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
+            del sample_weight
+            apart = ops.max(ops.abs(ops.cast(y, "float32") - out))
+            self.largest.assign(ops.maximum(self.largest, apart))
+
+        def result(self) -> Any:
+            return ops.convert_to_tensor(self.largest)
+
+    return Largest()
+
+
 def _metric(kind: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
         import keras
@@ -300,6 +330,8 @@ METRICS: dict[str, tuple[str, Callable[[], Any]]] = {  # the key in logs, and wh
     "auc": ("auc", _metric("AUC", name="auc", num_thresholds=20)),
     "own_mean": ("root", _own_mean),
     "own_state": ("apart", _own_state),
+    "dice": ("_dice", lambda: _dice),
+    "largest": ("largest", _largest),
 } | {
     kind: (kind.lower(), _metric(kind, name=kind.lower(), **options))
     for kind, options in (CLASSES | OF_TWO_COLUMNS).items()

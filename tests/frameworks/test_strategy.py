@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras_metric_cases as metric_cases
 import keras_model_cases as model_cases
 import keras_work as work
 import numpy as np
@@ -109,6 +110,16 @@ def fit_evaluate_predict_save_and_load_are_those_of_one_process() -> None:
         assert keras.models.load_model(path).evaluate(X, Y, verbose=0) == pytest.approx(scores)
     again.fit(batches(), verbose=0)
     work.assert_same_on_all_ranks(again)
+
+
+@on_ranks(3)
+def metrics_of_ones_own_are_told_the_whole_batch() -> None:
+    strategy = mirrored()
+    with strategy.scope():
+        ours = metric_cases.measured()
+    model, alone = in_scope(strategy, net, **ours), compiled(net(), **metric_cases.measured())
+    logs = metric_cases.fit_and_evaluate(model, False)
+    assert_as_alone(model, alone, logs, lambda: metric_cases.fit_and_evaluate(alone, True))
 
 
 @on_ranks(3)

@@ -17,7 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import tensorflow as tf
+
 from farandole.keras._accumulated import inner_of
+from farandole.keras._global.metrics import share_whole_states
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.model import Model
 from farandole.strategy._variables import require_of
@@ -36,8 +39,15 @@ class SharedModel(Model):
     _reducing = staticmethod(inner_of)
 
     @staticmethod
-    def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:  # noqa: ARG004
-        return compute()  # variables are read so
+    def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:
+        share_whole_states(model)
+        return compute()  # other variables are read so
+
+    def _tell_whole_batches(self) -> list[Any]:
+        new = super()._tell_whole_batches()
+        for variable in (v for metric in new for v in metric.variables):
+            raw(variable)._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA  # and no sum
+        return new
 
     def _by_itself(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.strategy.extended.by_itself()

@@ -1,14 +1,14 @@
 """Metrics of all ranks' samples.
 
-A metric's state is sums (a total and a count, the four cells of a table): added up over the ranks
-it is the state of one process that has seen all samples. So AUC, Precision and weighted means are
-exact, which a mean of the ranks' results is not.
+A state of Keras' metrics is sums (a total and a count, the four cells of a table): added up over
+the ranks it is that of one process that has seen all samples. So AUC, Precision and weighted means
+are exact, which a mean of the ranks' results is not. Metrics of the user's own have seen all
+samples on every rank (whole_metrics.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import keras
@@ -16,16 +16,18 @@ import numpy as np
 
 from farandole import _world
 from farandole.keras import _host
+from farandole.keras._accumulated import besides
+from farandole.keras._global.whole_metrics import whole_states
 
 
 def with_global_state(model: Any, compute: Callable[[], Any]) -> Any:
     """Collective: what `compute` makes of the model's metrics, as their state is over all ranks.
     After it they have this rank's own again, to go on with: what `compute` gives is not to be a
     view of them."""
-    variables = _unique(v for metric in model.metrics for v in metric.variables)
+    share_whole_states(model)
+    variables = _unique(besides(model.metrics_variables, whole_states(model)))
     if not variables or _world.size() == 1:
         return compute()
-    _say_that_states_are_summed(tuple(_foreign(model.metrics)))
     own = [keras.ops.convert_to_numpy(v) for v in variables]
     flat = np.concatenate([value.astype(np.float64).ravel() for value in own])
     whole = _host.all_reduce(flat, "sum", "metrics")
@@ -39,6 +41,13 @@ def with_global_state(model: Any, compute: Callable[[], Any]) -> Any:
     finally:
         for variable, value in zip(variables, own, strict=True):
             variable.assign(value)
+
+
+def share_whole_states(model: Any) -> None:
+    """Collective: states that are equal on all ranks have the same bits, too."""
+    for i, variable in enumerate(whole_states(model)):
+        value = keras.ops.convert_to_numpy(variable)
+        variable.assign(_host.broadcast(value, 0, f"metrics of whole batches, {i}"))
 
 
 def values_of(results: Any) -> Any:
@@ -96,18 +105,3 @@ def of_own_logs(logs: dict[str, Any], mine: dict[str, Any], joint: dict[str, Any
 
 def _unique(variables: Any) -> list[Any]:
     return list({id(v): v for v in variables}.values())
-
-
-def _foreign(metrics: Any) -> list[str]:
-    """Metrics of the user's own."""
-    flat = [each for m in metrics for each in getattr(m, "metrics", None) or [m]]
-    return [type(m).__name__ for m in flat if not type(m).__module__.startswith("keras.")]
-
-
-@cache
-def _say_that_states_are_summed(names: tuple[str, ...]) -> None:
-    if names and _world.rank() == 0:
-        print(
-            f"farandole: the state of {', '.join(names)} is summed over the ranks; this is right "
-            "for sums and counts"
-        )

@@ -8,9 +8,11 @@ from typing import Any
 
 import keras
 
+from farandole.keras._accumulated import besides
 from farandole.keras._global.normalization import Normalization
 from farandole.keras._global.own_logs import Results, is_own, of_part
 from farandole.keras._global.steps import Steps, marked_outputs, total_of, unmarked
+from farandole.keras._global.whole_metrics import whole_states
 from farandole.keras._present import present
 
 
@@ -75,9 +77,9 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
 @contextmanager
 def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator[None]:
     """Metrics and moving averages, where this rank has no samples in the batch; but those that are
-    of all ranks."""
+    of all ranks' samples."""
     others = [v for v in model.non_trainable_variables if _follows_samples(v, joint)]
-    variables = [*model.metrics_variables, *others]
+    variables = [*besides(model.metrics_variables, whole_states(model)), *others]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -113,6 +115,11 @@ def _jax_steps(
         values = zip(after, before, strict=True)
         return [keras.ops.where(steps.counts, new, old) for new, old in values]
 
+    def kept_metrics(after: Any, before: Any) -> Any:
+        whole = set(map(id, whole_states(model)))
+        values = zip(model.metrics_variables, after, kept(after, before), strict=True)
+        return [new if id(v) in whole else either for v, new, either in values]
+
     def kept_but_joint(after: Any, before: Any) -> Any:
         joint = normalization.joint_variables()
         values = zip(model.non_trainable_variables, after, kept(after, before), strict=True)
@@ -123,7 +130,7 @@ def _jax_steps(
     def told(name: str, logs: Any, metrics: Any, before: Any) -> Any:
         if not is_own(model, name):
             return logs
-        states = iter((metrics, kept(metrics, before)))
+        states = iter((metrics, kept_metrics(metrics, before)))
 
         def results() -> Any:
             mapping = list(zip(model.metrics_variables, next(states), strict=True))
@@ -144,7 +151,7 @@ def _jax_steps(
             with present(known, [*state[0], *state[1]]), asking:
                 logs, (trained, others, optimizer, metrics) = own_train(state, batch)
             logs = told("train_step", logs, metrics, state[3])
-            others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])
+            others, metrics = kept_but_joint(others, state[1]), kept_metrics(metrics, state[3])
             return logs, (trained, others, optimizer, metrics)
 
     def test_step(state: Any, data: Any) -> Any:
@@ -154,7 +161,8 @@ def _jax_steps(
         with steps.of(share, total_of(data)), normalization.joined():
             logs, (trained, others, metrics) = own_test(state, batch)
             logs = told("test_step", logs, metrics, state[2])
-            return logs, (trained, kept_but_joint(others, state[1]), kept(metrics, state[2]))
+            others, metrics = kept_but_joint(others, state[1]), kept_metrics(metrics, state[2])
+            return logs, (trained, others, metrics)
 
     def predict_step(state: Any, data: Any) -> Any:
         batch, share = unmarked(data)

@@ -24,6 +24,7 @@ from farandole.keras._global.logical import seed_states
 from farandole.keras._global.metrics import of_own_logs, values_of
 from farandole.keras._global.normalization import average_statistics
 from farandole.keras._global.sources import source_of
+from farandole.keras._global.whole_metrics import tell_whole_batches
 from farandole.keras._global.wrapping import Wrapping, is_built
 from farandole.keras.values import broadcast_variables
 
@@ -73,6 +74,11 @@ class Together(Wrapping):
             model._symbolic_build(data_batch=sample)
         elif not model.built:
             model(sample[0])
+        self._tell_whole_batches()
+
+    def _tell_whole_batches(self) -> list[Any]:
+        """Metrics of the user's own that are new; see whole_metrics.py."""
+        return tell_whole_batches(self._model, self._steps)
 
     def _share_weights(self) -> None:
         """Collective. Raises Mismatch where the ranks' models differ."""

@@ -13,7 +13,13 @@ from farandole.data._logical import Block
 from farandole.data._policy import Policy
 from farandole.keras._accumulated import accumulated_of, besides
 from farandole.keras._exchange import Alike
-from farandole.keras._global import average_loss, means, optimizers, own_gradients
+from farandole.keras._global import (
+    average_loss,
+    means,
+    optimizers,
+    own_gradients,
+    whole_metrics,
+)
 from farandole.keras._global.alike import rows_of_alike, weights_alike
 from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
@@ -68,6 +74,7 @@ class Wrapping:
         self._others: list[Any] = []  # optimizers of the model's own step
         optimizers.learn()
         means.learn()
+        whole_metrics.learn()
         average_loss.learn()
         own_gradients.learn()
         if self._steps.weighs_gradients and block is None:

@@ -1,0 +1,232 @@
+"""Metrics that are computed from the whole batch.
+
+    update_state() is                             it gets              the state over ranks is
+    Keras', of values for each sample             this rank's samples  the sum
+    Keras', of a function that gives one number   that of all samples  the sum, by samples: means.py
+    the user's own                                all ranks' samples   equal: any rank's
+    the same, with `state_is_sum = True`          this rank's samples  the sum
+
+A state of the user's own may be anything: the largest value, the last, a ratio. So such a metric is
+told what one process would tell it, and so is a function that gives one number for all samples (a
+Dice coefficient). Ranks send each other targets and outputs for that, as with losses of one number.
+A rank without samples takes part, and keeps what the metric then knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, wraps
+from types import FunctionType
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.keras._global.loss_kinds import Kind
+from farandole.keras._global.means import is_number, kind_told, part_of_batch, sharing
+from farandole.keras._global.saying import say_once
+from farandole.keras._global.steps import Steps
+from farandole.keras._global.sums import sum_over_ranks
+from farandole.keras._global.whole_losses import _GATHER as GATHER
+
+DECLARED = "state_is_sum"  # an attribute of a metric of the user's own
+_WRAPPED = "_farandole_whole"
+_SENT = (
+    "metric {} has an update_state() of its own: in each step ranks send each other what it is "
+    f"told, so that it sees the whole batch\n  advice: {DECLARED} = True in its class saves that, "
+    "if its state is nothing but sums over samples"
+)
+_ALONE = (
+    "logical_ranks={}: metric {} has an update_state() of its own, which is to see the whole "
+    "batch; a logical rank does not know it when it computes its part\n"
+    f"  advice: {DECLARED} = True in its class, if its state is nothing but sums over samples, or "
+    "no logical_ranks"
+)
+
+
+def all_of(metrics: Any) -> list[Any]:
+    """The metrics, and in place of a collection of Keras' those in it."""
+    return [each for m in metrics for each in getattr(m, "metrics", None) or [m]]
+
+
+def is_own(metric: Any) -> bool:
+    """Whether it is told samples by a method of the user's, and does not say that it sums."""
+    return not _is_of_keras(type(metric).update_state) and not getattr(metric, DECLARED, False)
+
+
+def _is_of_keras(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("keras.")
+
+
+def whole_states(model: Any) -> list[Any]:
+    """The variables of metrics that all ranks have told the whole batches."""
+    known = {id(v): v for m in all_of(model.metrics) if _WRAPPED in vars(m) for v in m.variables}
+    return list(known.values())
+
+
+def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
+    """Has the user's own metrics see whole batches; returns those that did not before.
+
+    Raises:
+        InvalidArgument: with logical ranks, which do not have whole batches.
+    """
+    if _world.size() == 1 and steps.block is None:
+        return []
+    own = [(i, m) for i, m in enumerate(all_of(model.metrics)) if is_own(m)]
+    new = [(i, m) for i, m in own if _WRAPPED not in vars(m)]
+    for i, metric in new:
+        name = type(metric).__name__
+        if steps.block is not None:
+            raise InvalidArgument(_ALONE.format(steps.block.parts, name))
+        metric.update_state = _of_whole_batches(metric, steps, f"batch of metric {i} {name}")
+        setattr(metric, _WRAPPED, True)
+        say_once(_SENT.format(name))
+    return [metric for _, metric in new]
+
+
+def _of_whole_batches(metric: Any, steps: Steps, label: str) -> Callable[..., Any]:
+    own = type(metric).update_state.__get__(metric)
+
+    @wraps(own)
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        if steps.share is None:
+            return own(*args, **kwargs)
+        with _after_last_update(metric):
+            args, kwargs = _of_all_ranks((args, kwargs), metric, steps, label)
+        with _not_sharing(steps):
+            return own(*args, **kwargs)
+
+    return update_state
+
+
+@contextmanager
+def _not_sharing(steps: Steps) -> Iterator[None]:
+    """In it what metrics are told is of the whole batch."""
+    share, steps.share = steps.share, None
+    try:
+        yield
+    finally:
+        steps.share = share
+
+
+def _after_last_update(metric: Any) -> AbstractContextManager[Any]:
+    """Keeps what a graph sends for a metric in order."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    import tensorflow as tf
+
+    last = [tf.identity(v.value) for v in metric.variables]
+    ordered: AbstractContextManager[Any] = tf.control_dependencies(last)
+    return ordered
+
+
+def _of_all_ranks(tree: Any, metric: Any, steps: Steps, label: str) -> Any:
+    """Collective: rows of all ranks in the place of this rank's rows; numbers of the whole batch in
+    the place of those of parts."""
+    from keras.src.backend import get_keras_mask, set_keras_mask
+
+    flat = keras.tree.flatten(tree)
+    masks = {i: mask for i, each in enumerate(flat) if (mask := get_keras_mask(each)) is not None}
+    rows = [i for i, each in enumerate(flat) if not is_number(each) and hasattr(each, "shape")]
+    sent = [_sendable(each, metric) for each in (*(flat[i] for i in rows), *masks.values())]
+    whole = GATHER[keras.backend.backend()]([], sent, steps, label)[1] if sent else []
+    numbers = [i for i, each in enumerate(flat) if is_number(each)]
+    for i in numbers:
+        flat[i] = _number_of_all(flat[i], metric, steps, f"{label}, number {i}")
+    for i, each in zip(rows, whole, strict=False):
+        flat[i] = each
+    for i, mask in zip(masks, whole[len(rows) :], strict=True):
+        set_keras_mask(flat[i], mask)
+    return keras.tree.pack_sequence_as(tree, flat)
+
+
+def _sendable(value: Any, metric: Any) -> Any:
+    tensor = keras.ops.stop_gradient(keras.ops.convert_to_tensor(value))
+    if "string" in str(tensor.dtype):
+        raise InvalidArgument(
+            f"metric {type(metric).__name__}: update_state() is told texts, which ranks cannot "
+            f"send each other\n  advice: tell it numbers, or say {DECLARED} = True in its class if "
+            "its state is sums over samples"
+        )
+    return tensor
+
+
+def _number_of_all(value: Any, metric: Any, steps: Steps, label: str) -> Any:
+    weight = part_of_batch(steps)
+    factor = 1.0 if kind_told(value, metric) is Kind.SUM else weight
+    mine = keras.ops.cast(value, "float32") * factor
+    mine = keras.ops.where(weight > 0, mine, keras.ops.zeros_like(mine))
+    whole = sum_over_ranks(keras.ops.stop_gradient(mine), label)
+    return whole if not hasattr(value, "dtype") else keras.ops.cast(whole, value.dtype)
+
+
+# ---- functions ----
+
+
+@cache
+def learn() -> None:
+    """From now on, in a step of a shared model, functions that give one number for all samples are
+    given all of them."""
+    from keras.src.backend import get_keras_mask
+
+    wrapper, mean = keras.metrics.MeanMetricWrapper, keras.metrics.Mean
+    own = wrapper.update_state
+
+    @wraps(own)
+    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        steps = sharing()
+        weighs = sample_weight is not None or get_keras_mask(y_pred) is not None
+        alone = steps is None or (_world.size() == 1 and steps.block is None)
+        # Keras refuses to weigh few numbers.
+        if steps is None or alone or weighs or not _gives_few_numbers(self, y_true, y_pred):
+            return own(self, y_true, y_pred, sample_weight)
+        if steps.block is not None:
+            raise InvalidArgument(
+                f"logical_ranks={steps.block.parts}: metric {self.name} gives one number for all "
+                "samples of a batch, which a logical rank does not know when it computes its part\n"
+                "  advice: return a value for each sample, or no logical_ranks"
+            )
+        label = f"batch of metric function {self.name}"
+        with _after_last_update(self):
+            y_true, y_pred = _of_all_ranks((y_true, y_pred), self, steps, label)
+        with _not_sharing(steps):
+            values = keras.ops.convert_to_tensor(self._fn(y_true, y_pred, **self._fn_kwargs))
+        # Each rank adds its fraction of what one process adds.
+        ones = keras.ops.cast(keras.ops.ones_like(values), self.dtype)
+        return mean.update_state(self, values, sample_weight=ones * part_of_batch(steps))
+
+    wrapper.update_state = update_state
+
+
+def _gives_few_numbers(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    """Whether the function gives anything but a value for each sample. All ranks find the same,
+    however many samples they have."""
+    fn = metric._fn
+    if isinstance(fn, FunctionType) and _is_of_keras(fn):
+        return False
+    known = vars(metric).get("_farandole_few")
+    if known is None:
+        shape = _shape_of_values(metric, y_true, y_pred)
+        known = not shape or shape[0] is not None
+        metric._farandole_few = known
+    return bool(known)
+
+
+def _shape_of_values(metric: Any, y_true: Any, y_pred: Any) -> Any:
+    """The first dimension is None where it follows the number of samples, if that can be told."""
+    from keras.src.backend import compute_output_spec
+
+    def any_number(tensor: Any) -> Any:
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        return keras.KerasTensor((None, *tensor.shape[1:]), dtype)
+
+    def values(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.convert_to_tensor(metric._fn(y_true, y_pred, **metric._fn_kwargs))
+
+    try:
+        symbols = keras.tree.map_structure(any_number, (y_true, y_pred))
+        return compute_output_spec(values, *symbols).shape
+    except Exception:  # a function that needs values
+        return () if len(values(y_true, y_pred).shape) == 0 else (None,)

@@ -1,0 +1,24 @@
+"""Metrics of farandole.keras.Model, on every backend."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import keras_metric_cases
+import pytest
+from rank_cases import make_tests
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("keras is not installed", allow_module_level=True)
+
+
+def cases_on(backend: str, one_in: int = 1) -> object:
+    if importlib.util.find_spec(backend) is None:
+        return None
+    cases = [keras_metric_cases.__name__]
+    return make_tests(__name__, f"keras on {backend}", cases_of=cases, one_in=one_in)
+
+
+test_on_tensorflow = cases_on("tensorflow")
+test_on_torch = cases_on("torch", one_in=2)
+test_on_jax = cases_on("jax", one_in=2)
