@@ -1,9 +1,10 @@
-"""Metrics of farandole.keras.Model, on every backend."""
+"""Metrics and callbacks of the user's own in farandole.keras.Model, on every backend."""
 
 from __future__ import annotations
 
 import importlib.util
 
+import keras_decision_cases
 import keras_metric_cases
 import pytest
 from rank_cases import make_tests
@@ -15,7 +16,7 @@ if importlib.util.find_spec("keras") is None:
 def cases_on(backend: str, one_in: int = 1) -> object:
     if importlib.util.find_spec(backend) is None:
         return None
-    cases = [keras_metric_cases.__name__]
+    cases = [keras_metric_cases.__name__, keras_decision_cases.__name__]
     return make_tests(__name__, f"keras on {backend}", cases_of=cases, one_in=one_in)
 
 

@@ -12,7 +12,6 @@ from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
-from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.data._policy import Policy, check_policy
 from farandole.keras._global.agreement import Prepared
@@ -20,9 +19,11 @@ from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.callbacks import (
     AgreeInFit,
     listed,
+    looking_at_batches,
     of_this_rank,
     restores,
     rows_of,
+    writing_once,
 )
 from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
 from farandole.keras._global.how import How
@@ -229,17 +230,19 @@ class Model(Together):
             sources[0].begin_at(max(self._passes, initial_epoch, epoch))
             self._share_weights()
 
-        loads = any(allgather_object(restores(mine), "BackupAndRestore"))
+        train, test = looking_at_batches(callbacks)
+        loads, train, test = self._any_rank(restores(mine), train, test)
         agree = AgreeInFit(
             restored=restored if loads else None,
             compare=lambda: self._compare_batches(sources[:1], "fit()"),
+            agree=self._agree_after,
         )
-        with self._reads(sources):
+        with self._reads(sources), writing_once(self._model):
             history = self._model.fit(
                 sources[0].data,
                 epochs=epochs,
                 verbose=self._verbose(verbose),
-                callbacks=[*mine, agree],
+                callbacks=[*self._whole_logs(train=train, test=test), *mine, agree],
                 validation_data=sources[1].data if len(sources) > 1 else None,
                 shuffle=False,
                 initial_epoch=initial_epoch,
@@ -249,7 +252,7 @@ class Model(Together):
             )
         if history.epoch:
             self._passes = max(self._passes + len(history.epoch), history.epoch[-1] + 1)
-        allgather_object(None, "fit() ends")  # files that rank 0 wrote are there
+        self._agree_after("as fit() ends", False)  # files that rank 0 wrote are there
         return history
 
     def train_on_batch(
@@ -317,12 +320,13 @@ class Model(Together):
 
         sources = self._begin("evaluate()", prepare)
         average_statistics(self._model)
+        (test,) = self._any_rank(looking_at_batches(callbacks)[1])
         with self._reads(sources):
             return self._evaluate(
                 sources[0].data,
                 verbose=self._verbose(verbose),
                 steps=steps,
-                callbacks=of_this_rank(callbacks),
+                callbacks=[*self._whole_logs(test=test), *of_this_rank(callbacks)],
                 return_dict=return_dict,
             )
 

@@ -1,15 +1,16 @@
 """Callbacks of a job: files are written once, and all ranks decide alike.
 
 Decisions at the end of an epoch (EarlyStopping, ReduceLROnPlateau) are made on every rank, from
-logs that are the same in every bit. A callback that looks at batches sees this rank's own
-numbers, and asks the others.
+logs that are the same in every bit. So are those of callbacks that look at batches: they get the
+results of all ranks. What they leave different is found at the end of the epoch (drift.py).
 """
 
 # ruff: noqa: ARG002 - the signatures are Keras'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -18,16 +19,17 @@ import numpy as np
 from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object, broadcast_object
+from farandole.common._objects import broadcast_object
 from farandole.data._same import compares_after
 from farandole.keras import _host
 from farandole.keras._bases import Callback, TerminateOnNaN
 
-# Callbacks that write files or to a terminal: rank 0 alone has them.
+# Callbacks that write files or to a terminal: rank 0 alone has them, and what derives from them.
 _ONCE = (
     "BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger",
     "RemoteMonitor", "TensorBoard",
 )  # fmt: skip
+_WRITE = ("save", "save_weights", "export")  # methods of a model
 
 
 def of_this_rank(callbacks: Any) -> list[Any]:
@@ -57,8 +59,51 @@ def on_this_rank(callbacks: list[Any]) -> list[Any]:
     """The callbacks without those that only rank 0 has."""
     if _world.rank() == 0:
         return callbacks
-    once = tuple(getattr(keras.callbacks, name) for name in _ONCE if hasattr(keras.callbacks, name))
-    return [each for each in callbacks if not isinstance(each, once)]
+    return [each for each in callbacks if not _is(each, *_ONCE)]
+
+
+def _is(callback: Any, *names: str) -> bool:
+    """Whether it is, or derives from, one of these classes of Keras."""
+    kinds = (getattr(keras.callbacks, name, None) for name in names)
+    return isinstance(callback, tuple(kind for kind in kinds if kind is not None))
+
+
+@contextmanager
+def writing_once(model: Any) -> Iterator[None]:
+    """In it the model's methods that write do nothing on ranks but the first: callbacks of the
+    user's own, which every rank has, would all write one file."""
+    silent = [] if _world.rank() == 0 else [name for name in _WRITE if name not in vars(model)]
+    vars(model).update({name: lambda *_, **__: None for name in silent})
+    try:
+        yield
+    finally:
+        for name in silent:
+            del vars(model)[name]
+
+
+def looking_at_batches(callbacks: Any) -> tuple[bool, bool]:
+    """Whether any of the callbacks looks at the logs of batches, in training and in evaluation."""
+    found = [each for each in listed(callbacks) if _looks(each)]
+    train, test = ("on_train_batch_end", "on_batch_end"), ("on_test_batch_end",)
+    return (
+        any(_has_own(each, name) for each in found for name in train),
+        any(_has_own(each, name) for each in found for name in test),
+    )
+
+
+def _looks(callback: Any) -> bool:
+    if _is(callback, "ModelCheckpoint"):
+        return bool(callback.save_freq != "epoch")
+    if _is(callback, "TensorBoard"):
+        return bool(callback.update_freq != "epoch")
+    own = not type(callback).__module__.startswith(("keras.", "farandole."))
+    return own or _is(callback, "LambdaCallback")
+
+
+def _has_own(callback: Any, name: str) -> bool:
+    """Whether it has a method other than that of all callbacks."""
+    method = getattr(callback, name, None)
+    return method is not None and not getattr(method, "_is_default", False)  # as Keras marks it
 
 
 def rows_of(callbacks: Any) -> list[str]:
@@ -68,8 +113,7 @@ def rows_of(callbacks: Any) -> list[str]:
 
 
 def restores(callbacks: Any) -> bool:
-    kind: Any = getattr(keras.callbacks, "BackupAndRestore", ())
-    return any(isinstance(each, kind) for each in callbacks)
+    return any(_is(each, "BackupAndRestore") for each in callbacks)
 
 
 def _agreeing(callback: Any) -> Any:
@@ -91,6 +135,28 @@ class _AgreeOnNaN(TerminateOnNaN):
             super().on_batch_end(batch, {"loss": float("nan")})
 
 
+class WholeLogs(Callback):
+    """Comes before the user's callbacks: what they see after a batch is of all ranks.
+
+    Args:
+        of_all: makes logs of all ranks of this rank's.
+        train: whether any rank's callbacks look at batches of training.
+        test: the same, of evaluation.
+    """
+
+    def __init__(self, of_all: Callable[[Any], Any], *, train: bool, test: bool) -> None:
+        super().__init__()
+        self._of_all, self._train, self._test = of_all, train, test
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._train:
+            logs.update(self._of_all(logs))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._test:
+            logs.update(self._of_all(logs))
+
+
 class AgreeInFit(Callback):
     """Comes after the user's callbacks: if one of them stops training on a rank, all ranks stop.
 
@@ -98,13 +164,18 @@ class AgreeInFit(Callback):
         restored: called as fit begins, with the epoch at which it goes on, since rank 0's callbacks
             may have loaded weights.
         compare: checks that ranks read the same batches.
+        agree: whether any rank is to stop; checks that ranks are alike.
     """
 
     def __init__(
-        self, *, restored: Callable[[int], None] | None, compare: Callable[[], None]
+        self,
+        *,
+        restored: Callable[[int], None] | None,
+        compare: Callable[[], None],
+        agree: Callable[[str, bool], bool],
     ) -> None:
         super().__init__()
-        self._restored, self._compare = restored, compare
+        self._restored, self._compare, self._agree = restored, compare, agree
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -120,6 +191,5 @@ class AgreeInFit(Callback):
             self._compare()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.stop_training = any(
-            allgather_object(bool(self.model.stop_training), "stop_training")
-        )
+        stop = bool(self.model.stop_training)
+        self.model.stop_training = self._agree(f"after epoch {epoch + 1}", stop)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._objects import agree
+from farandole.common._objects import agree, allgather_object
 from farandole.data._tree import samples
 from farandole.keras._accumulated import accumulated_of, average_accumulated, share_all
 from farandole.keras._constants import compute_again
@@ -18,7 +20,10 @@ from farandole.keras._global.agreement import (
     on_rank_0,
     require_same_batch,
 )
+from farandole.keras._global.alike import weights_alike
+from farandole.keras._global.callbacks import WholeLogs
 from farandole.keras._global.compiled import rows_of_compiled
+from farandole.keras._global.drift import agree_after
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.metrics import of_own_logs, values_of
@@ -136,18 +141,53 @@ class Together(Wrapping):
             return own(logs)
         average_statistics(self._model)
 
+        def show(results: Any, values: Any) -> None:
+            self._shown.show(results, values, self._model)
+
+        return self._results_of_all(own, logs, show)
+
+    def _results_of_all(
+        self, own: Callable[[Any], Any], logs: Any, show: Callable[[Any, Any], None]
+    ) -> Any:
         def computed() -> Any:
             results = own(logs)
             if results is logs:
                 return logs
             values = values_of(results)
-            self._shown.show(results, values, self._model)
+            show(results, values)
             return values
 
         results = self._of_all_ranks(self._model, computed)
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own
             return self._own_logs(logs)
         return results
+
+    def _logs_of_all(self, logs: dict[str, Any]) -> Any:
+        """Collective: after a batch, the logs of all ranks for callbacks."""
+        from keras.src.utils.python_utils import pythonify_logs
+
+        if keras.backend.backend() == "jax":
+            self._model.jax_state_sync()
+        return pythonify_logs(self._results_of_all(self._own_results, logs, lambda *_: None))
+
+    def _whole_logs(self, *, train: bool = False, test: bool = False) -> list[Any]:
+        """The callback that gives others the logs of all ranks, where any of them looks."""
+        if _world.size() == 1 or self._block is not None or not (train or test):
+            return []
+        return [WholeLogs(self._logs_of_all, train=train, test=test)]
+
+    @staticmethod
+    def _any_rank(*here: bool) -> list[bool]:
+        """Collective: whether each is true on any rank."""
+        return [any(each) for each in zip(*allgather_object(here, "callbacks"), strict=True)]
+
+    def _agree_after(self, when: str, stop: bool) -> bool:
+        """Collective: whether any rank is to stop. Raises Mismatch where ranks have parted."""
+        model = self._model
+        optimizers = [*self._others, *([model.optimizer] if model.optimizer is not None else [])]
+        return agree_after(
+            when, stop, optimizers, weights_alike(model, self._block, self._normalization)
+        )
 
     def _own_logs(self, logs: dict[str, Any]) -> Any:
         def results() -> Any:

@@ -39,7 +39,7 @@ _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
         "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others",
-        "_policies_compared", "_row_states", "_shown", "_of_own",
+        "_policies_compared", "_row_states", "_shown", "_of_own", "_own_results",
     )
 )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Wrapping:
                 return own_result(logs)
             return self._global_results(own_result, logs)
 
-        self._evaluate = model.evaluate
+        self._evaluate, self._own_results = model.evaluate, own_result
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             if self._reading is None or "_use_cached_eval_dataset" in kwargs:  # fit()'s own
