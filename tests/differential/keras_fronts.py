@@ -130,8 +130,22 @@ def callbacks(program: Program) -> list[Any]:
             monitor=key, mode="max", patience=1, restore_best_weights=True)],
         "schedule": lambda: [keras.callbacks.LearningRateScheduler(
             lambda epoch: 0.2 / (1 + epoch))],
+        "batches": lambda: [_follows_batches()],
     }  # fmt: skip
     return made[program["callbacks"]]()
+
+
+def _follows_batches() -> Any:
+    """Sets the rate by the results after each batch."""
+    import keras
+
+    class Follows(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            del batch
+            told = float(np.mean(logs[min(logs)]))
+            self.model.optimizer.learning_rate = 0.2 * min(abs(told), 1.0)
+
+    return Follows()
 
 
 def how_it_runs(program: Program) -> dict[str, Any]:
@@ -329,7 +343,7 @@ COLUMNS: dict[str, list[str]] = {
     "optimizer": list(parts.OPTIMIZERS),
     "batches": list(parts.TAILS),
     "metrics": list(parts.METRICS),
-    "callbacks": ["none", "plateau", "stopping", "schedule"],
+    "callbacks": ["none", "plateau", "stopping", "schedule", "batches"],
     "run": ["plain", "eager", "jit", "several"],
     "data": ["arrays", "dataset", "sequence"],
     "midway": ["nothing", *MIDWAY],
@@ -382,6 +396,8 @@ def horovod_fits(program: Program, backend: str) -> bool:
     if has["model"] in ("batch_norm", "masked") or has["batches"] not in ("even", "short"):
         return False
     if has["loss"] in ("none", "mean_with_sample_weight", "pairs"):
+        return False
+    if has["callbacks"] == "batches":  # each rank sees its own
         return False
     if has["metrics"] not in ("none", "mean", "accuracy"):
         return False

@@ -75,6 +75,9 @@ ONCE_WRONG = [
     "front=keras.model_torch metrics=dice callbacks=plateau batches=one",
     "front=keras.model_jax metrics=largest model=own_step batches=uneven",
     "front=strategy.fit metrics=largest callbacks=stopping batches=one",
+    # A callback that looks at batches saw those of its rank.
+    "front=keras.model_torch callbacks=batches batches=uneven metrics=dice",
+    "front=strategy.fit model=own_sum callbacks=batches batches=uneven",
 ]
 
 
