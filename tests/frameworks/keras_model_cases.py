@@ -1068,10 +1068,7 @@ def a_step_of_ones_own_has_the_gradients_of_the_whole_batch() -> None:
     def fit(model: Any, _: bool) -> Any:
         return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
 
-    programs: list[tuple[bool, int | None]] = [(work.backend() != "jax", None)]
-    if work.backend() != "torch":  # there rank 0 says that it is another program
-        programs.append((False, 2))
-    for sharp, passes in programs:
+    for sharp, passes in ((work.backend() != "jax", None), (False, 2)):
 
         def options(passes: int | None = passes) -> dict[str, Any]:
             optimizer = keras.optimizers.SGD(0.2, momentum=0.5, gradient_accumulation_steps=passes)

@@ -66,6 +66,7 @@ class State:
         self.local: set[Any] = set()  # the optimizer's keys of variables that are not shared
         self.inside = False  # a call whose gradients are reduced already
         self.holds = False  # gradients of one backward are not all that is reduced
+        self.is_early = False  # each backward's are reduced, though the optimizer may accumulate
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
         self.reduced: Sequence[Any] = ()  # the gradients, in the pass that updates
         # Set by a farandole.keras.Model: further variables that are equal on its ranks.
@@ -120,7 +121,7 @@ class State:
             self.label,
             self.reduction,
             [v for v in every if optimizer._var_key(v) not in self.local],
-            at_update=self.holds or reduces_at_update(optimizer),
+            at_update=self.holds or (reduces_at_update(optimizer) and not self.is_early),
         )
         if self.alike is not None and not self.local:
             made.compare_also(self.alike(optimizer))
@@ -263,11 +264,15 @@ def _weighed(optimizer: Any, gradients: Any, variables: Any = None) -> Any:
     Args:
         variables: of which they are; None: of all that the optimizer has.
     """
-    steps, exchange = running(), state_of(optimizer).exchange
-    if steps is None or (exchange is not None and exchange.has_reduced):
+    steps, state = running(), state_of(optimizer)
+    if steps is None:
         return gradients
     of = optimizer._trainable_variables if variables is None else list(variables)
-    return steps.weighed(gradients, of)
+    if state.exchange is None or not state.exchange.has_reduced:
+        return steps.weighed(gradients, of)
+    if state.is_early and reduces_at_update(optimizer):  # those that backward has brought
+        steps.reduced |= {id(v) for v in of if v.value.grad is not None}
+    return gradients
 
 
 def apply_reduced(

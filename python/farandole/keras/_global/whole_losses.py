@@ -29,7 +29,7 @@ def of_all_ranks(
     given = keras.tree.flatten([y_true, sample_weight, mask])
     rows = [i for i, each in enumerate(given) if each is not None and len(each.shape)]
     outputs = keras.tree.flatten(y_pred)
-    gather = _GATHER[keras.backend.backend()]
+    gather = GATHER[keras.backend.backend()]
     gathered, whole = gather([given[i] for i in rows], outputs, steps, name)
     for i, each in zip(rows, gathered, strict=True):
         given[i] = each
@@ -121,4 +121,4 @@ def _by_jax(given: list[Any], outputs: list[Any], steps: Steps, name: str) -> _W
     return whole, made
 
 
-_GATHER = {"tensorflow": _by_tensorflow, "torch": _by_torch, "jax": _by_jax}
+GATHER = {"tensorflow": _by_tensorflow, "torch": _by_torch, "jax": _by_jax}

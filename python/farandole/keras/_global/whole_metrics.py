@@ -29,7 +29,7 @@ from farandole.keras._global.means import is_number, kind_told, part_of_batch, s
 from farandole.keras._global.saying import say_once
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
-from farandole.keras._global.whole_losses import _GATHER as GATHER
+from farandole.keras._global.whole_losses import GATHER
 
 DECLARED = "state_is_sum"  # an attribute of a metric of the user's own
 _WRAPPED = "_farandole_whole"

@@ -192,6 +192,7 @@ class Wrapping:
                     "itself"
                 )
             state_of(wrapped).alike = self._alike
+            state_of(wrapped).is_early = self._steps.own_gradients is not None
             weigh_loss(optimizer, self._steps)
             if self._block is not None:
                 state_of(wrapped).holds = True
