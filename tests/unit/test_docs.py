@@ -64,6 +64,17 @@ def test_whatever_a_page_links_to_is_there(page: Path) -> None:
 NAMED = re.compile(r"`((?:tests/)[\w/]+\.(?:py|cpp))::(\w+)`")
 
 
+def test_every_command_of_ours_that_a_page_names_exists() -> None:
+    rules = re.findall(r"^([a-z][\w/ -]*):", (ROOT / "Makefile").read_text(), re.M)
+    targets = {target for rule in rules for target in rule.split()}
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"(?<![\w/])\.ci/[\w.]*\w", text):
+            assert (ROOT / name).exists(), f"{page.name}: {name}"
+        for target in re.findall(r"`make ([a-z][\w/-]*)", text):
+            assert target in targets, f"{page.name}: make {target}"
+
+
 def test_every_test_that_a_page_names_exists() -> None:
     named = [
         (page.name, *match)
