@@ -30,6 +30,7 @@ STAMPS := $(VENV)/stamps
 COMMA  := ,
 SPACE  := $(subst ,, )
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PINNED := $(PIP) --require-hashes --requirement .ci/pins/
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONNOUSERSITE := 1
@@ -185,7 +186,7 @@ $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; choose one with PYTHON=")'
 	@$(PYTHON) -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists() and "Python.h is missing; on Debian: apt install python3-dev")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade 'pip>=25.1'
+	$(PINNED)pip.txt
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/torch: | $(STAMPS)/venv
@@ -200,7 +201,12 @@ $(STAMPS)/on-torch: pyproject.toml | $(STAMPS)/torch
 	$(PIP) --group on-torch
 	@touch $@
 
-$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/site: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
+$(STAMPS)/build: .ci/pins/build.txt | $(STAMPS)/venv
+	$(PINNED)build.txt
+	@touch $@
+
+$(STAMPS)/test: | $(STAMPS)/build # which has all of the group that is pinned
+$(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/site: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
 	$(PIP) --group $*
 	@touch $@
 
@@ -216,9 +222,9 @@ $(STAMPS)/mpi-%: pyproject.toml | $(STAMPS)/venv
 	@touch $@
 
 # What compiles kernels of released wheels: csrc/cuda/nvrtc.py.
-build/nvrtc: pyproject.toml | $(STAMPS)/venv
+build/nvrtc: .ci/pins/kernels.txt | $(STAMPS)/venv
 	rm -rf $@
-	$(PIP) --target $@ --group kernels
+	$(PINNED)kernels.txt --target $@
 	@touch $@
 
 WHEEL_BY_PIP = $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps \
