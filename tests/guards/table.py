@@ -136,6 +136,18 @@ TESTS = [
         " (cd build/planted; python -m zipfile -c ../planted.whl farandole); python .ci/hardened.py build/planted.whl",
         {"build/planted.c": new("".join(f"int planted{i}(int x) {{ return x + {i}; }}\n" for i in range(40)))}, "planted.so: lacks BIND_NOW, stack protector, FORTIFY, CET",
     ),
+    Guard(
+        "wheels that say where they were built",
+        'mkdir -p build/planted/farandole; echo "$PWD/csrc" >build/planted/farandole/planted.so;'
+        " (cd build/planted; python -m zipfile -c ../planted.whl farandole); python .ci/repeatable.py build/planted.whl",
+        {}, "planted.so has '/",
+    ),
+    Guard(
+        "two builds that differ",
+        "cd build; mkdir -p planted; for word in one two; do echo $word >planted/planted.so; python -m zipfile -c $word.whl planted; done;"
+        " python ../.ci/repeatable.py one.whl two.whl",
+        {}, "planted.so differs from byte 0",
+    ),
     Guard("make mutants", "python tests/mutations/run.py planted", {"tests/mutations/planted.patch": new(FORGOTTEN)}, "planted: NOT CAUGHT", slow=True),
     Guard(
         "faults that no longer apply", PYTEST + "tests/unit/test_mutations.py",

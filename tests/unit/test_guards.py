@@ -43,6 +43,12 @@ def test_commands_of_the_makefile_have_rows(target: str) -> None:
     assert not missing, f"no fault shows that these fail: {missing}"
 
 
+def test_checks_of_wheels_have_rows() -> None:
+    checks = re.search(r"for check in ([^;]+);", (ROOT / ".ci" / "wheel").read_text())
+    assert checks
+    assert not [name for name in checks[1].split() if f".ci/{name}.py" not in COMMANDS]
+
+
 def test_hooks_have_rows() -> None:
     hooks = re.findall(r"^\s+- id: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
     names = {guard.name for guard in table.GUARDS}
