@@ -90,6 +90,16 @@ caught by: tests/unit/test_grid.py
 """
 
 LEFT = "/dev/shm/farandole-planted"
+BILL = """{"metadata": {"tools": {"components": [{"name": "GNU", "version": "12"}]}, "component": {"version": "1"}},
+ "components": [{"name": "libc++", "licenses": [{"expression": "Apache-2.0 WITH LLVM-exception"}]},
+                {"name": "planted", "licenses": [{"expression": "MIT"}]}]}
+"""
+UNTRUE_BILL = (
+    "cd build; about=planted/farandole-1.dist-info; mkdir -p planted/farandole $about/sboms $about/licenses;"
+    " cp bill.json $about/sboms/farandole.cdx.json; printf 'Name: planted\\nVersion: 1\\n' >$about/METADATA;"
+    " echo '#include <iostream>' | c++ -shared -fPIC -x c++ - -o planted/farandole/planted.so;"
+    " (cd planted; python -m zipfile -c ../planted.whl farandole farandole-1.dist-info); cd ..; "
+)
 ASAN = (
     "cmake --preset asan-module >/dev/null; cmake --build --preset asan-module;"
     " rm -rf build/asan-package; mkdir build/asan-package; cp -r python/farandole build/asan-package/;"
@@ -148,6 +158,8 @@ TESTS = [
         " python ../.ci/repeatable.py one.whl two.whl",
         {}, "planted.so differs from byte 0",
     ),
+    Guard("bills of materials", UNTRUE_BILL + "python .ci/sbom.py build/planted.whl", {"build/bill.json": new(BILL)}, "libc\\+\\+ is in the bill only"),
+    Guard("bills without notices", UNTRUE_BILL + "python .ci/sbom.py build/planted.whl", {"build/bill.json": new(BILL)}, "there is no notice of planted"),
     Guard("make mutants", "python tests/mutations/run.py planted", {"tests/mutations/planted.patch": new(FORGOTTEN)}, "planted: NOT CAUGHT", slow=True),
     Guard(
         "faults that no longer apply", PYTEST + "tests/unit/test_mutations.py",
