@@ -6,8 +6,10 @@ The reference is plain Keras on rank 0; the other ranks are equal to it in every
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import csv
+import io
 import pickle
 import tempfile
 import time
@@ -1325,6 +1327,33 @@ def steps_are_counted_where_a_rank_has_no_samples() -> None:
         return model.fit(X[:9], Y[:9], batch_size=4, shuffle=False, epochs=2, verbose=0)
 
     compare(shared(counting), fit, build=counting)
+
+
+def following() -> Any:
+    class Centred(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def build(self, shape: Any) -> None:
+            self.centre = self.add_weight((shape[-1],), "zeros", trainable=False, name="centre")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.centre.assign(0.5 * self.centre + 0.5 * keras.ops.mean(x, axis=0))
+            return x - self.centre
+
+    keras.utils.set_random_seed(1)
+    layers = [Centred(name="centred"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+@on_ranks(2)
+def a_layer_whose_state_follows_samples_is_told() -> None:
+    """Ranks train with different ones, and nothing here can join them."""
+    for build in (following, counting):
+        model = shared(build, optimizer="sgd", loss="mse", **UNMEASURED)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+        is_told = build is following and hvd.rank() == 0
+        assert said.getvalue().count("layer 'centred' of class Centred") == is_told
+        work.assert_same_on_all_ranks(model.model)
 
 
 @on_ranks(2)

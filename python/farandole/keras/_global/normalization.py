@@ -18,6 +18,7 @@ from farandole.common._objects import allgather_object
 from farandole.data._share import FEW
 from farandole.keras import _host
 from farandole.keras._global.moments import moments_of_all_ranks
+from farandole.keras._global.saying import say_once
 from farandole.keras._global.steps import Steps
 
 _ADVICE = (
@@ -160,6 +161,21 @@ def average_statistics(model: Any) -> None:
         return
     values = [np.array(keras.ops.convert_to_numpy(v), order="C") for v in variables]
     sums = np.array(allgather_object(_core.checksums(values), "moving averages"), np.uint64)
-    for i in np.flatnonzero((sums != sums[0]).any(axis=0)).tolist():
+    apart = np.flatnonzero((sums != sums[0]).any(axis=0)).tolist()
+    _tell_of_own_states(model, {id(variables[i]) for i in apart})
+    for i in apart:
         mean = _host.all_reduce(values[i].astype(np.float64), "mean", f"moving average {i}")
         variables[i].assign(mean.astype(values[i].dtype))
+
+
+def _tell_of_own_states(model: Any, apart: set[int]) -> None:
+    """Says once of a layer of the user's own that it trains with another state on each rank."""
+    for layer in model._flatten_layers():
+        mine = [v for v in layer._non_trainable_variables if id(v) in apart]
+        if mine and not type(layer).__module__.startswith("keras."):
+            say_once(
+                f"layer '{layer.name}' of class {type(layer).__name__} has a state that follows "
+                f"the samples of a batch ('{mine[0].path}'): each rank trained with that of its "
+                "own samples, and they have become their mean now; in one process there is one\n"
+                "  advice: compute it from sums over all ranks, by allreduce(…, op=Sum) in call()"
+            )
