@@ -10,7 +10,8 @@ from typing import Any
 
 from farandole import _core
 from farandole._core import Error, RendezvousError, VersionMismatch
-from farandole._meeting.errors import Words, error_in, name_of
+from farandole._meeting.errors import Words, about, error_in, name_of
+from farandole._tables import in_runs
 
 # The fields that every rank sends, and those that only some send.
 _ALWAYS = {"rank": int, "size": int, "pid": int, "host": str, "among": str}
@@ -76,9 +77,8 @@ def objection(table: list[Words]) -> Error | None:
                     return kind(
                         f"{name_of(words)} has {what} [{theirs}], {name_of(first)} has [{ours}]"
                     )
-        if why := _other_settings(words, first):
-            return why
-    return None
+    # Once all have come, so that each value has all its ranks.
+    return _other_settings(table) if len(table) == first["size"] else None
 
 
 _Facts = Iterator[tuple[str, Any]]
@@ -107,10 +107,27 @@ def _of_the_job(words: Words) -> _Facts:
             yield what, words[name]
 
 
-def _other_settings(words: Words, first: Words) -> Error | None:
-    theirs, ours = words.get("settings", {}), first.get("settings", {})
-    if theirs == ours:
+def _other_settings(table: list[Words]) -> Error | None:
+    """Every setting that is not the same for all, each value with the ranks that have it."""
+    of_each = {words["rank"]: words["settings"] for words in table if "settings" in words}
+    found = []
+    odd: set[int] = set()
+    for name in dict.fromkeys(name for settings in of_each.values() for name in settings):
+        givers: dict[str, list[int]] = {}
+        for rank, settings in of_each.items():
+            givers.setdefault(str(settings.get(name)), []).append(rank)
+        if len(givers) > 1:
+            values = (f"{value} on {_named(ranks)}" for value, ranks in givers.items())
+            found.append(f"{name}: {'; '.join(values)}")
+            fewest = min(givers.values(), key=len)
+            odd.update(fewest if len(givers) == 2 and len(of_each) > 2 else of_each)
+    if not found:
         return None
-    other = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
-    values = [", ".join(f"{name}={each.get(name)}" for name in other) for each in (theirs, ours)]
-    return RendezvousError(f"{name_of(words)} has {values[0]}, {name_of(first)} has {values[1]}")
+    verdict = "ranks disagree on " + "; on ".join(found)
+    if len(odd) > 1:
+        return RendezvousError(verdict)
+    return about(next(words for words in table if words["rank"] in odd), RendezvousError, verdict)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {in_runs(sorted(ranks))}"
