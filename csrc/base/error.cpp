@@ -56,4 +56,12 @@ std::string describe_values(const RanksByValue& values) {
   return text;
 }
 
+int odd_one(const RanksByValue& values) {
+  if (values.size() != 2) return -1;
+  for (size_t i : {0, 1})
+    if (values[i].second.size() == 1 && values[1 - i].second.size() > 1)
+      return values[i].second.front();
+  return -1;
+}
+
 }  // namespace farandole

@@ -121,5 +121,7 @@ std::string describe_ranks(const std::vector<int>& ranks);
 std::string name_ranks(const std::vector<int>& ranks);
 /// "float32 on rank 0; float64 on ranks 1-2"; an empty value is "none".
 std::string describe_values(const RanksByValue& values);
+/// The one rank that is unlike all others, where these are alike and several; else -1.
+int odd_one(const RanksByValue& values);
 
 }  // namespace farandole

@@ -44,6 +44,7 @@ void OptionsAgreement::require_same(const std::string& field, const std::string&
   }
   if (where.values.size() < 2) return;
   const std::string what = verdict + ": " + describe_values(where.values);
+  where.rank = odd_one(where.values);
   where.field = field;
   where.operation = "plan of " + label_;
   throw Error(ErrorCode::mismatch, what, std::move(where), advice);

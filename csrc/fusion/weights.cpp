@@ -34,15 +34,6 @@ RanksByValue givers_of(std::span<const WeightsRow> rows, size_t i) {
   return givers;
 }
 
-/// The one rank that is unlike all others, where these are alike and several; else -1.
-int odd_one(const RanksByValue& givers) {
-  if (givers.size() != 2) return -1;
-  for (size_t i : {0, 1})
-    if (givers[i].second.size() == 1 && givers[1 - i].second.size() > 1)
-      return givers[i].second.front();
-  return -1;
-}
-
 std::string what_happened(const WeightsContext& context) {
   if (context.equal_before == 0) return "ranks start from different weights";
   return "the ranks' weights have come apart: they were the same before step " +

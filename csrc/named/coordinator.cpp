@@ -280,6 +280,7 @@ void Coordinator::refuse_both(Tally& a, Tally& b) {
         of_sets ? "ranks " + describe_ranks(members) : std::string(name_of(tally->agreed.kind)),
         present_of(*tally));
   }
+  where.rank = odd_one(where.values);
   const std::string what =
       of_sets ? "process set of " + a.agreed.title() : "operation of '" + a.agreed.name + "'";
   const Error error(ErrorCode::mismatch,

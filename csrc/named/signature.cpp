@@ -74,6 +74,7 @@ Error differs(std::string_view field, const Signature& any, const Givers& givers
   where.operation = name_of(any.kind);
   where.tensor = any.name;
   where.values.assign(givers.begin(), givers.end());
+  where.rank = odd_one(where.values);
   const std::string verdict = "ranks disagree on the " + std::string(field) + " of " + any.title() +
                               ": " + describe_values(where.values);
   where.evidence = "what the ranks asked for by this name was compared before any data moved";

@@ -145,6 +145,7 @@ std::optional<Error> difference(const std::string& field, const std::string& wha
   if (field != "operation") verdict += " of " + where.operation;
   if (!where.tensor.empty()) verdict += " '" + where.tensor + "'";
   where.values.assign(givers.begin(), givers.end());
+  where.rank = odd_one(where.values);
   verdict += ": " + describe_values(where.values);
   where.evidence = "descriptors of all ranks were compared before any data moved";
   return Error(ErrorCode::mismatch, verdict, std::move(where));

@@ -14,13 +14,17 @@ from types import TracebackType
 
 from farandole import _core
 from farandole._arguments import printable
-from farandole._core import Error, Group
+from farandole._core import Deadlock, Error, Group, LinkError
 from farandole._datagrams import PARTS
 from farandole._watch import is_library
+
+# Errors between ranks, of which none alone is to blame.
+_BETWEEN = (Deadlock, LinkError)
 
 
 class _State:
     watched = False
+    processes: Sequence[int] = ()  # of the world's ranks
     told: BaseException | None = None  # what the others know already
 
 
@@ -32,6 +36,11 @@ def tell_meeting(ranks: Sequence[int]) -> None:
     _core.tell_launcher(PARTS.join(["meet", ",".join(map(str, ranks))]))
 
 
+def know_processes(processes: Sequence[int]) -> None:
+    """The process of each rank of the world: an error may know its rank alone."""
+    _state.processes = processes
+
+
 def tell_met() -> None:
     """It waits no longer."""
     _core.tell_launcher("met")
@@ -39,9 +48,8 @@ def tell_met() -> None:
 
 def tell_no_meeting(error: Error) -> None:
     """It has met nobody, and most likely ends with that."""
-    blamed = error.pid if error.pid and error.pid != os.getpid() else 0
-    said = f"{type(error).__name__}: {error.verdict}"
-    _core.tell_launcher(PARTS.join(["end", "1", str(blamed), said]))
+    said = f"farandole.{type(error).__name__}: {error.verdict}"
+    _core.tell_launcher(PARTS.join(["end", "1", str(_process_in(error)), said]))
 
 
 def tell_dispensable(dispensable: bool) -> None:
@@ -103,10 +111,10 @@ def tell_leaving(group: Group, before: int) -> None:
 
 def _tell_launcher(group: Group, error: BaseException, what: str, place: str) -> None:
     """Before the peers: they may end sooner than this process once they have heard of it."""
-    code, told = 1, f"{what} ({place})"
+    code, told = 1, [what, place]
     if isinstance(error, SystemExit):
-        code, told = _exit_code(error), ""
-    _core.tell_launcher(PARTS.join(["end", str(code), str(_blamed(group, error)), told]))
+        code, told = _exit_code(error), [""]
+    _core.tell_launcher(PARTS.join(["end", str(code), str(_blamed(group, error)), *told]))
 
 
 def _described(error: BaseException) -> tuple[str, str]:
@@ -136,10 +144,20 @@ def _exit_code(error: SystemExit) -> int:
 
 def _blamed(group: Group, error: BaseException | None) -> int:
     """The process that brought this one's end about; 0 when that is itself, or not known."""
-    found = error.pid if isinstance(error, Error) else None
-    if not found:
-        try:
-            group.check()
-        except Error as verdict:
-            found = verdict.pid
+    if isinstance(error, Error):
+        return _process_in(error)
+    try:
+        group.check()
+    except Error as verdict:
+        return _process_in(verdict)
+    return 0
+
+
+def _process_in(error: Error) -> int:
+    """The process that it blames; 0 when that is this one, or no single one."""
+    if isinstance(error, _BETWEEN):
+        return 0
+    rank, found = error.rank, error.pid
+    if not found and rank is not None and rank < len(_state.processes):
+        found = _state.processes[rank]
     return found if found and found != os.getpid() else 0

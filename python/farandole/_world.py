@@ -310,6 +310,8 @@ def _joined(
     else:
         peers = here.peers(several.table, several.hosts)
         listeners = [each.detach() for each in several.listeners]
+    table_of_all = here.table if several is None else several.table
+    _endings.know_processes([words["pid"] for words in table_of_all])
     return _core.open_world(
         place.rank, peers, here.memory, place.job, timeout, tuning, listeners, port, look
     )

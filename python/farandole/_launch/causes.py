@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from farandole._launch.absence import Missed
 from farandole._launch.place import Place, Rank
 from farandole._launch.ranks import describe_exit, shell_code
-from farandole._launch.words import Blame, Word
+from farandole._launch.words import Blame, Guilt, Word
 from farandole._tables import listed
 
 
@@ -97,25 +97,29 @@ class Causes:
             what = f"{listed('rank', waiting)} waited for it in init()"
             return Verdict(1, f"{rank.describe_end()}, and {what}")
         if self._first_loss is not None:
-            return Verdict(1, self._others_than(None), self._first_loss.trouble)
+            return Verdict(1, self._others_than([]), self._first_loss.trouble)
         if own := self.failed_by_themselves():
-            first, named = self._blame.first(own)
-            return self._blaming(own[first], named)
+            return self._blaming(self._blame.guilt(own))
         if self.stopped_by is not None and self._has_ended_early():
             return Verdict(128 + self.stopped_by, f"the job was ended by {self.stopped_by.name}")
         return Verdict(0)
 
-    def _blaming(self, rank: Rank, named: int | None) -> Verdict:
-        """The verdict on `rank`. `named`: the rank that its error blames, if any."""
-        code, how = self._end_of(rank)
-        for other in self._ranks():
-            if other.number == named and (said := self._blame.end_of(rank.number)):
-                how = f"{self._standing(other)}; {rank.kind} {rank.number} ended with {said.cause}"
-        place = self._places[self._host_of(rank.number)]
+    def _blaming(self, guilt: Guilt) -> Verdict:
+        by_number = {rank.number: rank for rank in self._ranks()}
+        first, quoted = by_number[guilt.ranks[0]], by_number[guilt.quoted]
+        code, how = self._end_of(quoted)
+        said = self._blame.end_of(quoted.number)
+        if said and len(guilt.ranks) > 1:
+            how = f"{listed(first.kind, guilt.ranks)} ended with {said.cause}"
+        elif said and first is not quoted:
+            code = first.exit_code or code if first.number not in self._ended_by else code
+            how = self._standing(first)
+            if code >= 0:  # else the signal says it all
+                how += f"; {quoted.kind} {quoted.number} ended with {said.cause}"
+        place = self._places[self._host_of(first.number)]
         if code == -signal.SIGKILL and place.out_of_memory:
             how += " (out of memory: oom_kill rose)"
-        exit_code = shell_code(code)
-        return Verdict(exit_code, self._others_than(rank), how)
+        return Verdict(shell_code(code), self._others_than([*guilt.ranks, quoted.number]), how)
 
     def _standing(self, rank: Rank) -> str:
         """Describes the end of a rank that did not fail by itself."""
@@ -138,14 +142,14 @@ class Causes:
         cause = f": {said.cause}" if said.cause and code == said.code else ""
         return code, rank.describe_end(code) + cause
 
-    def _others_than(self, first: Rank | None) -> str:
-        """One line for all that failed after it, grouped by how. Ranks of former worlds of an
+    def _others_than(self, named: Sequence[int]) -> str:
+        """One line for all other ranks that failed, grouped by how. Ranks of former worlds of an
         elastic job were reported when they failed."""
         groups: dict[str, list[int]] = {}
         kind = "rank"
         for rank in self._ranks():
             kind = rank.kind
-            if rank is not first and rank in self._failed and rank.exit_code:
+            if rank.number not in named and rank in self._failed and rank.exit_code:
                 how = describe_exit(rank.exit_code)
                 if (sent := self._ended_by.get(rank.number)) and rank.exit_code == -sent:
                     how = f"ended with {sent.name}"

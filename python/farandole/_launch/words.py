@@ -91,8 +91,21 @@ class End(NamedTuple):
     """A rank's report of its own end."""
 
     code: int
-    blamed: int  # the process that brought it about; 0: itself
-    cause: str  # 'ValueError: text (file, line 5)', or empty
+    blamed: int  # the process that brought it about; 0: itself, or no single one
+    what: str  # 'ValueError: text', or empty
+    place: str = ""  # 'file, line 5'
+
+    @property
+    def cause(self) -> str:
+        return f"{self.what} ({self.place})" if self.place else self.what
+
+
+class Guilt(NamedTuple):
+    """The ranks to blame, and the failed rank to quote: one that blames them if they said nothing.
+    It may be one of them."""
+
+    ranks: list[int]
+    quoted: int
 
 
 class Blame:
@@ -109,8 +122,8 @@ class Blame:
         if word.rank not in ranks:
             ranks.append(word.rank)
         match word.parts:
-            case ["end", code, blamed, cause] if code.isdecimal() and blamed.isdecimal():
-                self._ends.setdefault(word.rank, End(int(code), int(blamed), cause))
+            case ["end", code, blamed, *said] if code.isdecimal() and blamed.isdecimal():
+                self._ends.setdefault(word.rank, End(int(code), int(blamed), *said[:2]))
                 self.note_death(word.rank)
             case ["meet", *_] if word.rank in self._ends:  # it left a world, and goes on
                 del self._ends[word.rank]
@@ -123,20 +136,27 @@ class Blame:
     def end_of(self, rank: int) -> End | None:
         return self._ends.get(rank)
 
-    def first(self, failed: Container[int]) -> tuple[int, int | None]:
-        """The cause among `failed`, which is not empty; and the rank that it blames, if that has
-        not failed: it left too early, or did not go on."""
-        found = next(rank for rank in self._order if rank in failed)
+    def guilt(self, failed: Container[int]) -> Guilt:
+        """The cause among `failed`, which is not empty; or a rank that has not failed, but left too
+        early or did not go on. Ranks that failed alike and blame no other share the guilt."""
+        ranks = [rank for rank in self._order if rank in failed]
+        found = ranks[0]
         seen = {found}
-        while (end := self._ends.get(found)) is not None:
-            blamed = self._rank_of(end.blamed, found)
-            if blamed is None or blamed in seen:
-                break
-            if blamed not in failed:
-                return found, blamed
+        while (blamed := self._blamed_by(found)) is not None and blamed not in seen:
             found = blamed
             seen.add(found)
-        return found, None
+        end = self._ends.get(found)
+        if end is None or found not in failed:
+            accusers = (rank for rank in ranks if self._blamed_by(rank) == found)
+            return Guilt([found], next(accusers, found))
+        alike = [r for r in ranks if (said := self._ends.get(r)) and said.what == end.what]
+        shared = sorted(r for r in alike if self._blamed_by(r) is None)
+        return Guilt(shared if end.what and found in shared else [found], found)
+
+    def _blamed_by(self, rank: int) -> int | None:
+        """The other rank that `rank` said has brought its end about."""
+        end = self._ends.get(rank)
+        return None if end is None else self._rank_of(end.blamed, rank)
 
     def _rank_of(self, pid: int, near: int) -> int | None:
         """The rank of process `pid`; if several hosts have that pid, on the host of rank `near`."""
