@@ -128,6 +128,7 @@ void ControlMesh::main() {
       for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
         if (peer(r).open && !peer(r).line.has_unsent()) send_beat(r);
       tell_lost_sight();
+      watch_stops();
     }
     flush_all();
     bool more = look(time_to_next());
@@ -285,6 +286,8 @@ void ControlMesh::take(int rank, WireReader& from) {
       return take_deadlock(from);
     case ControlFrame::lost_sight:
       return take_lost_sight(rank, from);
+    case ControlFrame::stops:
+      return take_stops(rank, from);
     case ControlFrame::death:
       return take_death(from);
   }

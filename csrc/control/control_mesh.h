@@ -26,6 +26,13 @@
 // ranks. So a rank that sees the end of a connection waits a moment for that message, where one may
 // come.
 //
+// Note [A rank elsewhere is stopped]
+//
+// A stopped process keeps its connections, and its kernel acknowledges what comes. Only its host
+// can tell that it is stopped. So a rank of which nothing has come for some beats is looked at by
+// those that share its host, and they tell the other hosts which ranks are stopped, until that
+// ends.
+//
 // Note [What the end of a connection means]
 //
 // The rank may be dead, or something between the hosts has reset the connection, or the other end
@@ -101,6 +108,9 @@ class ControlMesh : public ProgressBoard {
     return loss_of(rank) == Loss::silent || loss_of(rank) == Loss::link;
   }
 
+  /// Whether ranks that share its host say that it is stopped: see the note.
+  bool is_stopped(int rank) const { return peer(rank).stopped.load(std::memory_order_relaxed); }
+
   /// Why nothing that it says is read any more: bytes came that no rank sends. Empty: it is.
   std::string distrust(int rank) const;
 
@@ -157,6 +167,7 @@ class ControlMesh : public ProgressBoard {
     std::shared_ptr<TcpArrival> arrival;  // of its next connection, where one is awaited
     ControlLine line;                     // guarded by mutex_, but for what is read
     std::atomic<bool> lost{false}, finished{false};
+    std::atomic<bool> stopped{false};   // if elsewhere, as it was told
     bool open = false;                  // neither lost nor gone; guarded by mutex_
     TimePoint heard{};                  // of the thread alone, as what follows
     TcpTraffic traffic;                 // as it was last seen
@@ -197,6 +208,8 @@ class ControlMesh : public ProgressBoard {
   void take_lost_sight(int rank, WireReader& from);
   void take_deadlock(WireReader& from);
   void take_death(WireReader& from);
+  void take_stops(int rank, WireReader& from);
+  void watch_stops();
   void watch_ends();
   void note_end(int rank);
   void hear_launcher();
@@ -263,6 +276,7 @@ class ControlMesh : public ProgressBoard {
 
   TimePoint awake_{}, last_turn_{};  // of the thread, as what follows
   std::vector<int> told_lost_;       // ranks that this one hears no more, as it has told the others
+  std::vector<int> told_stops_;      // of ranks here, as it has told the other hosts
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: all else is there
 };

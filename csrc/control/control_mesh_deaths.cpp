@@ -1,8 +1,9 @@
-// How ranks have ended: seen here and told to the other hosts, or heard of them (Note [How a rank
-// elsewhere has ended]).
+// How ranks have ended, and which are stopped: seen here and told to the other hosts, or heard of
+// them (Note [How a rank elsewhere has ended], Note [A rank elsewhere is stopped]).
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,11 @@
 #include "control/farewell.h"
 
 namespace farandole {
+namespace {
+
+constexpr int kMissingBeats = 3;  // of a rank that may be stopped
+
+}  // namespace
 
 std::optional<Death> ControlMesh::told_death(int rank) const {
   const Lock lock(mutex_);
@@ -61,7 +67,30 @@ void ControlMesh::hear_launcher() {
   }
 }
 
+void ControlMesh::take_stops(int rank, WireReader& from) {
+  const std::vector<int> stops = get_message<StopsMessage>(from).ranks;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (r != rank && peer(r).host == peer(rank).host)
+      peer(r).stopped = std::ranges::find(stops, r) != stops.end();
+  peer(rank).stopped = false;
+}
+
 // ---- with mutex_ held ----
+
+/// By the thread. What is told stands until the ranks of that host tell something else.
+void ControlMesh::watch_stops() {
+  std::vector<int> stops;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    const Peer& other = peer(r);
+    if (other.here && other.open && last_turn_ - other.heard > kMissingBeats * kBeat &&
+        farandole::is_stopped(other.pid))
+      stops.push_back(r);
+  }
+  if (stops == told_stops_) return;
+  told_stops_ = stops;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (peer(r).open && !peer(r).here) send(r, frame_of<StopsMessage>(stops));
+}
 
 /// Finds the rank by pid, and by its number, which in a world of some ranks may be another's.
 int ControlMesh::member_told(const ToldDeath& told) const {

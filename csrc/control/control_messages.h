@@ -30,6 +30,7 @@ enum class ControlFrame : uint8_t {
   waits,
   deadlock,
   lost_sight,  // of whom?
+  stops,       // which ranks of this host are stopped?
   death        // of a rank of this host: how?
 };
 
@@ -187,6 +188,13 @@ struct LostSightMessage {
 template <>
 inline constexpr auto fields_of<LostSightMessage> =
     Fields<Sent<&LostSightMessage::ranks, kMostRanks>>{};
+
+struct StopsMessage {
+  static constexpr auto kTag = ControlFrame::stops;
+  std::vector<int> ranks;  // all of them, but for the sender
+};
+template <>
+inline constexpr auto fields_of<StopsMessage> = Fields<Sent<&StopsMessage::ranks, kMostRanks>>{};
 
 /// How a rank has ended, by one that has seen it or was told.
 struct DeathMessage {

@@ -73,19 +73,24 @@ std::string Host::name_of(int world_rank) const {
 }
 
 std::string Host::state_of(int world_rank) const {
-  return is_here(world_rank) ? process_state(peers[static_cast<size_t>(world_rank)].info.pid)
-                             : "on another host";
+  if (is_here(world_rank)) return process_state(peers[static_cast<size_t>(world_rank)].info.pid);
+  return is_stopped(world_rank) ? "stopped" : "on another host";
 }
 
 std::string Host::name_and_state_of(int world_rank) const {
   std::string name = name_of(world_rank);
-  if (!is_here(world_rank)) return name;
+  if (!is_here(world_rank) && !is_stopped(world_rank)) return name;
   return name.substr(0, name.size() - 1) + ", " + state_of(world_rank) + ")";
 }
 
 bool Host::stands_still(int world_rank) const {
-  return is_here(world_rank) &&
-         farandole::stands_still(peers[static_cast<size_t>(world_rank)].info.pid);
+  if (!is_here(world_rank)) return is_stopped(world_rank);
+  return farandole::stands_still(peers[static_cast<size_t>(world_rank)].info.pid);
+}
+
+bool Host::is_stopped(int world_rank) const {
+  if (!is_here(world_rank)) return mesh->is_stopped(world_rank);
+  return farandole::is_stopped(peers[static_cast<size_t>(world_rank)].info.pid);
 }
 
 Host host_alone(size_t arena_bytes) { return std::move(hosts_in_process(1, arena_bytes)[0]); }
@@ -151,6 +156,11 @@ std::string process_state(pid_t pid) {
 bool stands_still(pid_t pid) {
   const char letter = state_letter(pid);
   return letter == 'T' || letter == 't' || letter == 'D';
+}
+
+bool is_stopped(pid_t pid) {
+  const char letter = state_letter(pid);
+  return letter == 'T' || letter == 't';
 }
 
 }  // namespace farandole

@@ -55,11 +55,13 @@ struct Host {
   /// "rank 3 (pid 4711)", in a world of several hosts "rank 3 (pid 4711 on b)": all of them may
   /// read it.
   std::string name_of(int world_rank) const;
-  /// The state of a rank, as far as it can be seen from here: "running", "on another host".
+  /// The state of a rank, as far as it is known here: "running", "on another host".
   std::string state_of(int world_rank) const;
-  /// "rank 3 (pid 4711, stopped)", of one on another host as name_of().
+  /// "rank 3 (pid 4711, stopped)", of one whose state is not known as name_of().
   std::string name_and_state_of(int world_rank) const;
+  /// It is stopped, or in uninterruptible sleep, which only its own host sees.
   bool stands_still(int world_rank) const;
+  bool is_stopped(int world_rank) const;
   /// Adds the same facts about the rank to `where`.
   Context about(int world_rank, Context where = {}) const;
 };
@@ -84,5 +86,7 @@ std::optional<Error> absence_of(const Host& host, int rank, const std::string& w
 std::string process_state(pid_t pid);
 /// It is stopped, or in uninterruptible sleep.
 bool stands_still(pid_t pid);
+/// It is stopped, by a signal or a debugger.
+bool is_stopped(pid_t pid);
 
 }  // namespace farandole

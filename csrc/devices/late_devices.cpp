@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/seconds_text.h"
+#include "control/hung.h"
 #include "control/wait_watch.h"
 
 namespace farandole {
@@ -55,15 +56,17 @@ Error LateDevices::blame(const LateStep& step, uint64_t places) const {
   for (size_t place = 0; place < membership_.members.size(); ++place) {
     if ((places >> place & 1) == 0) continue;
     late.push_back(membership_.members[place]);
-    where.evidence += (where.evidence.empty() ? "" : "; ") + around_.host->name_of(late.back()) +
-                      " is " + around_.host->state_of(late.back()) +
-                      around_.waits->doing(late.back(), " and ");
   }
+  const std::string waited = unfinished(step) + " after " + seconds_text(step.waited);
+  if (auto hung = hung_among(*around_.host, late, waited, where)) return *hung;
+  for (const int r : late)
+    where.evidence += (where.evidence.empty() ? "" : "; ") + around_.host->name_of(r) + " is " +
+                      around_.host->state_of(r) + around_.waits->doing(r, " and ");
   where.rank = late.front();
   where.values = {{"missing", late}};
   return {ErrorCode::stalled,
-          unfinished(step) + " after " + seconds_text(step.waited) + "; not reached by the " +
-              (late.size() > 1 ? "devices" : "device") + " of " + name_ranks(late),
+          waited + "; not reached by the " + (late.size() > 1 ? "devices" : "device") + " of " +
+              name_ranks(late),
           std::move(where), kAdvice};
 }
 

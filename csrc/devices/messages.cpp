@@ -34,7 +34,7 @@ constexpr uint64_t kMessageLayouts = [] {
   hash.add(layouts_of<ResumeMessage, BeatMessage, PingMessage, PongMessage, StateMessage,
                       ReportMessage, VerdictMessage, QuestionMessage, AnswerMessage, LookMessage,
                       WaitsMessage, BoardWords, WaitHead, WaitTitle, Wait, ThreadReport,
-                      DeadlockMessage, LostSightMessage, DeathMessage>());
+                      DeadlockMessage, LostSightMessage, StopsMessage, DeathMessage>());
   hash.add(layouts_of<StartedMessage, Shown, MpiFrame>());
   hash.add(layouts_of<OfferedHead, OfferedBits, OfferedList, OfferedFull, OfferedJoin>());
   hash.add(layouts_of<OrderedHead, OrderedRuns, OrderedAgreed, OrderedByProxy, OrderedRefused,

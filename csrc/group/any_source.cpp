@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/seconds_text.h"
 #include "control/control_mesh.h"
+#include "control/hung.h"
 
 namespace farandole {
 namespace {
@@ -182,14 +183,15 @@ std::optional<Error> AnySource::absence(const std::string& title) const {
 
 Error AnySource::stalled(const Pending& pending, TimePoint when) const {
   Context where;
-  where.rank = engine_.host().rank;
   where.operation = title(pending);
   where.tensor = pending.request->operation.name;
+  const std::string waited = title(pending) + " on rank " + std::to_string(engine_.host().rank) +
+                             " was not complete after " + seconds_text(when - pending.started);
+  if (auto hung = hung_among(engine_.host(), group_.members, waited, where)) return *hung;
+  where.rank = engine_.host().rank;
   where.evidence = "no rank has sent it anything with this tag" + others();
-  return Error(ErrorCode::stalled,
-               title(pending) + " on rank " + std::to_string(engine_.host().rank) +
-                   " was not complete after " + seconds_text(when - pending.started),
-               std::move(where), "send as many messages as are received, with the same tags");
+  return Error(ErrorCode::stalled, waited, std::move(where),
+               "send as many messages as are received, with the same tags");
 }
 
 std::string AnySource::title(const Pending& pending) const {

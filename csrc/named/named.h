@@ -128,6 +128,7 @@ class Named : public Task {
   /// `mistake`: more evidence of what went wrong.
   void report(SetState& state, const Signature& signature, const std::vector<int>& missing,
               Duration age, const std::string& mistake);
+  Duration patience_for(bool hung) const;
   std::string rank_text(int world_rank) const;
 
   Engine& engine_;

@@ -1,9 +1,14 @@
 // Failures while names wait for their order: deaths, ranks that left, ranks that never come.
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/seconds_text.h"
+#include "control/hung.h"
 #include "named/named.h"
 
 namespace farandole {
@@ -117,7 +122,7 @@ void Named::check_joins() {
 // ---- the waiting rank ----
 
 void Named::check_requests(TimePoint when) {
-  const Duration warn_after = engine_.view().warn_after;
+  const Duration patience = patience_for(engine_.host().is_stopped(0));
   const Duration grace = std::clamp(timeout_ / 2, kGrace, kMostGrace);
   const std::lock_guard lock(mutex_);
   for (const auto& state : polled_sets_) {
@@ -138,7 +143,7 @@ void Named::check_requests(TimePoint when) {
         if (timeout_ > Duration::zero() && age >= timeout_ + (request->told ? kGrace : grace))
           report(*state, entry->name.signature,
                  request->told ? request->missing : std::vector<int>{0}, age, "");
-        if (request->told || request->warned || age < warn_after + kGrace) continue;
+        if (request->told || request->warned || age < patience + kGrace) continue;
         request->warned = true;
         log(LogLevel::warning, entry->name.signature.title() + " has waited " + seconds_text(age) +
                                    " for rank 0, which orders operations by name and has not "
@@ -148,20 +153,26 @@ void Named::check_requests(TimePoint when) {
   }
 }
 
+/// Until a warning; `hung`: a rank that is waited for is stopped.
+Duration Named::patience_for(bool hung) const {
+  const Duration usual = engine_.view().warn_after;
+  return hung ? std::min(usual, kUntilStopsCount) : usual;
+}
+
 void Named::report(SetState& state, const Signature& signature, const std::vector<int>& missing,
                    Duration age, const std::string& mistake) {
   Context where;
   where.operation = name_of(signature.kind);
   where.tensor = signature.name;
+  const std::string waited = signature.title() + " was not complete after " + seconds_text(age);
+  if (const auto hung = hung_among(engine_.host(), missing, waited, where))
+    return state.set.membership.detector->report(*hung);
   if (!missing.empty()) where = engine_.host().about(missing.front(), std::move(where));
   for (const int r : missing) where.evidence += (where.evidence.empty() ? "" : "; ") + rank_text(r);
   where.evidence += mistake;
   where.values = {{"missing", missing}};
-  state.set.membership.detector->report(Error(ErrorCode::stalled,
-                                              signature.title() + " was not complete after " +
-                                                  seconds_text(age) + "; not submitted by " +
-                                                  name_ranks(missing),
-                                              std::move(where)));
+  state.set.membership.detector->report(Error(
+      ErrorCode::stalled, waited + "; not submitted by " + name_ranks(missing), std::move(where)));
 }
 
 std::string Named::rank_text(int world_rank) const {
@@ -191,12 +202,19 @@ void Named::check_missing(TimePoint when) {
   const EngineView view = engine_.view();
   coordinator_->refuse_crossed(when - view.warn_after);
   const std::vector<Coordinator::Waiting> waiting = coordinator_->waiting();
+  std::set<int> awaited;
+  for (const Coordinator::Waiting& one : waiting)
+    if (when - one.since >= kUntilStopsCount)
+      awaited.insert(one.missing.begin(), one.missing.end());
+  const std::vector<int> stopped = stopped_among(engine_.host(), {awaited.begin(), awaited.end()});
   std::map<uint64_t, TimePoint> next_warning;
   std::map<std::vector<int>, std::vector<const Coordinator::Waiting*>> late;  // by who is missing
   for (const Coordinator::Waiting& one : waiting) {
     const auto known = next_warning_.find(one.arrival);
     const bool told = known != next_warning_.end();
-    const TimePoint due = told ? known->second : one.since + view.warn_after;
+    const bool hung =
+        std::ranges::any_of(one.missing, [&](int r) { return std::ranges::count(stopped, r) > 0; });
+    const TimePoint due = told ? known->second : one.since + patience_for(hung);
     const bool overdue = timeout_ > Duration::zero() && when - one.since >= timeout_;
     const bool absent = std::ranges::any_of(one.missing, [&](int r) { return is_absent(view, r); });
     if (when >= due) late[one.missing].push_back(&one);

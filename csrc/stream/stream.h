@@ -141,6 +141,8 @@ class Stream {
   void check_members(int r);
   bool has_begun(int r) const;
   bool has_completed(int r) const;
+  bool waits_for_a_stopped_one(TimePoint now);
+  std::vector<int> needed() const;
   void warn(TimePoint now);
   Error stalled(TimePoint now) const;
   Error stalled_here(TimePoint now) const;
@@ -159,7 +161,7 @@ class Stream {
   Trace* traced_ = nullptr;                // where the present operation is recorded
   uint32_t track_ = 0;                     // of `traced_`
   TimePoint begun_{}, phase_begun_{};      // set while tracing
-  TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
+  TimePoint started_{}, next_warning_{}, next_stop_look_{}, leaving_since_{}, held_since_{};
   bool shut_ = false;             // this rank's own input has not come
   bool mixed_ = false;            // the ranks disagree on nothing but whether arrays lie on devices
   size_t piece_ = 0;              // then: of what they go by the host in; 0: as a whole

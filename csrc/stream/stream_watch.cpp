@@ -4,6 +4,7 @@
 #include "base/fixed_text.h"
 #include "base/log.h"
 #include "base/seconds_text.h"
+#include "control/hung.h"
 #include "control/wait_watch.h"
 #include "stream/stream.h"
 
@@ -11,6 +12,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
+constexpr auto kBetweenStopLooks = std::chrono::seconds(1);
 
 constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
                                         "describing", "comparing", "leaving"};
@@ -116,6 +118,7 @@ void Stream::look_around(TimePoint when) {
   if (started_ == TimePoint{}) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
+    next_stop_look_ = when + kUntilStopsCount;
     Operation& o = queue_.front()->operation;
     if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
   }
@@ -126,10 +129,23 @@ void Stream::look_around(TimePoint when) {
   const bool minded = phase_ == Phase::running && backend_->minds_deadline();
   if (operation().deadline.passed(when) && !minded && !membership_.detector->failed()) {
     membership_.detector->report(stalled(when));
-  } else if (when >= next_warning_) {
+  } else if (when >= next_warning_ || waits_for_a_stopped_one(when)) {
     warn(when);
-    next_warning_ = when + std::chrono::seconds(60);
+    next_warning_ = next_stop_look_ = when + std::chrono::seconds(60);
   }
+}
+
+bool Stream::waits_for_a_stopped_one(TimePoint when) {
+  if (when < next_stop_look_ || shut_) return false;
+  next_stop_look_ = when + kBetweenStopLooks;
+  return !stopped_among(*around_.host, needed()).empty();
+}
+
+/// The world ranks that have not done their share.
+std::vector<int> Stream::needed() const {
+  std::vector<int> ranks = all_but(memory_, [&](int r) { return !needs(r); });
+  for (int& r : ranks) r = memory_.members[static_cast<size_t>(r)];
+  return ranks;
 }
 
 void Stream::check_members(int r) {
@@ -150,6 +166,12 @@ void Stream::check_members(int r) {
 void Stream::warn(TimePoint when) {
   std::string text = title() + " has waited " + seconds_text(when - started_);
   if (shut_) return log(LogLevel::warning, text + " for " + running().gate->awaited());
+  if (const auto stopped = stopped_among(*around_.host, needed()); !stopped.empty()) {
+    text += " for ranks that are stopped:";
+    for (const int r : stopped) text += " " + around_.host->name_and_state_of(r) + ";";
+    text.pop_back();
+    return log(LogLevel::warning, text);
+  }
   std::vector<int> ranks = waiting_for();
   text += ranks.empty() ? " for data" : " for ranks that have not submitted it:";
   if (ranks.empty()) {
@@ -162,13 +184,15 @@ void Stream::warn(TimePoint when) {
 
 Error Stream::stalled(TimePoint when) const {
   if (shut_) return stalled_here(when);
-  std::vector<int> missing = waiting_for();
-  const bool submitted = missing.empty();
-  if (submitted) missing = culprits();
   Context where;
   where.operation = title();
   where.tensor = operation().name;
   where.sequence = sequence_;
+  const std::string waited = title() + " was not complete after " + seconds_text(when - started_);
+  if (auto hung = hung_among(*around_.host, needed(), waited, where)) return *hung;
+  std::vector<int> missing = waiting_for();
+  const bool submitted = missing.empty();
+  if (submitted) missing = culprits();
   std::vector<int> world;
   std::string states;
   for (const int r : missing) {
@@ -180,7 +204,7 @@ Error Stream::stalled(TimePoint when) const {
   where.values = {{"missing", world}};
   if (submitted) states += states.empty() ? "data stopped moving" : "";
   where.evidence = states + (submitted ? "; all ranks have submitted it" : "");
-  std::string verdict = title() + " was not complete after " + seconds_text(when - started_);
+  std::string verdict = waited;
   if (!world.empty())
     verdict += (submitted ? "; data are missing of " : "; not submitted by ") + name_ranks(world);
   return Error(

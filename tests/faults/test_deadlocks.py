@@ -314,7 +314,7 @@ def test_a_stopped_rank_is_named_by_a_receive_from_anybody(spawn: Spawn) -> None
     world.signal(1, signal.SIGSTOP)
     receiver, other = world.outcomes([0, 2])
     stopped = f"rank 1 (pid {world.pids[1]}, stopped)"
-    assert (receiver.error, other.error) == ("Stalled", "Stalled"), receiver.trace
+    assert (receiver.error, other.error) == ("PeerHung", "PeerHung"), receiver.trace
     assert stopped in world.output(0)
     assert receiver.verdict == other.verdict
     os.kill(world.pids[1], signal.SIGKILL)

@@ -280,7 +280,7 @@ def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) ->
     world.hear_all()
     world.signal(2, signal.SIGSTOP)
     for o in world.outcomes([0, 1]):
-        assert o.error == "Stalled", o.trace
+        assert o.error == "PeerHung", o.trace
         assert o.rank == 2
         assert o.fields["values"] == {"missing": [2]}
         assert "is stopped" in o.evidence

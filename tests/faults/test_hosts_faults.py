@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,7 +17,8 @@ import pytest
 from test_deaths import IMPATIENT, all_die_inside, one_dies
 
 import farandole as fd
-from farandole import _core
+import harness
+from farandole import _core, _world
 from farandole._core import wire_format
 from farandole._meeting import members
 from harness import Outcome, World, split
@@ -62,13 +64,73 @@ def test_a_rank_killed_while_data_move_is_named(spawn: Spawn, count: int) -> Non
     assert_one_verdict(world.outcomes([0, 2]), "PeerLost", 1)
 
 
-def test_a_stopped_rank_elsewhere_is_named(spawn: Spawn) -> None:
+def test_a_stopped_rank_that_is_alone_on_its_host_is_named(spawn: Spawn) -> None:
     world = spawn(3, env=IMPATIENT | split("2,1"))
     world.start(one_dies, 2, 2, "all_reduce", 5000, False)
     world.hear_all()
     world.signal(2, signal.SIGSTOP)
     assert_one_verdict(world.outcomes([0, 1]), "Stalled", 2)
     world.signal(2, signal.SIGKILL)
+
+
+def waits_for(who: int, name: str | None, timeout: float) -> float:
+    fd.init()
+    fd.barrier()
+    harness.tell("there")
+    if fd.rank() == who:
+        assert harness.listen() == "go"
+    x = np.full(3, fd.rank() + 1.0)
+    if name is None:
+        return float(fd.all_reduce(x, timeout=timeout)[0])
+    _core.wait_by_number(
+        _core.names_of(_world.world()).submit("all_reduce", name, [(x, x, x.shape)], result=x)
+    )
+    return float(x[0])
+
+
+# Names wait for rank 0, which orders them, so only rank 0 and ranks that wait for it warn.
+STOPPED = [(3, None), (0, None), (2, None), (3, "weights"), (0, "weights")]
+
+
+@pytest.mark.parametrize(("who", "name"), STOPPED)
+def test_a_stopped_rank_is_named_as_stopped_on_every_host(
+    spawn: Spawn, who: int, name: str | None
+) -> None:
+    world = spawn(4, env=split("2,2") | {"FARANDOLE_TIMEOUT": "5"})
+    world.start(waits_for, who, name, 5.0)
+    world.hear_all()
+    world.signal(who, signal.SIGSTOP)
+    others = [r for r in range(4) if r != who]
+    outcomes = world.outcomes(others)
+    stopped = (
+        rf"rank {who} \(pid {world.pids[who]} on [^)]*\) is stopped(, as ranks on its host see)?"
+    )
+    for o in outcomes:
+        assert (o.error, o.rank, o.pid) == ("PeerHung", who, world.pids[who]), o.trace
+        assert o.verdict.startswith(f"rank {who} is stopped: ")
+        assert o.fields["values"] == {"missing": [who]}
+        assert re.match(stopped, o.evidence), o.evidence
+    assert len({o.text for o in outcomes}) == 1
+    for r in others if name is None else [0] if who else others:
+        line = next(line for line in world.output(r).splitlines() if " has waited " in line)
+        assert "stopped" in line, line
+        assert not any(f"rank {other} (pid" in line for other in others), line
+    world.signal(who, signal.SIGCONT)
+    world.say(who, "go")
+    assert world.outcome(who).error == "PeerHung", "it hears the verdict of the others"
+
+
+@pytest.mark.parametrize("who", [0, 3])
+def test_a_stop_that_ends_before_the_deadline_is_no_error(spawn: Spawn, who: int) -> None:
+    world = spawn(4, env=split("2,2"))
+    world.start(waits_for, who, None, 60.0)
+    world.hear_all()
+    world.signal(who, signal.SIGSTOP)
+    others = [r for r in range(4) if r != who]
+    harness.wait_until(lambda: all("stopped" in world.output(r) for r in others), "the warnings")
+    world.signal(who, signal.SIGCONT)
+    world.say(who, "go")
+    assert [o.value for o in world.outcomes()] == [10.0] * 4
 
 
 def leaves(who: int) -> None:

@@ -77,7 +77,7 @@ def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) ->
     world.hear_all()
     world.signal(2, signal.SIGSTOP)
     for o in world.outcomes([0, 1]):
-        assert o.error == "Stalled", o.trace
+        assert o.error == "PeerHung", o.trace
         assert o.rank == 2
         assert "is stopped" in o.evidence
     assert any(f"rank 2 (pid {world.pids[2]}, stopped)" in world.output(r) for r in (0, 1))
@@ -90,7 +90,7 @@ def test_a_rank_stopped_while_data_move_is_named(spawn: Spawn) -> None:
     world.hear_all()
     world.signal(1, signal.SIGSTOP)
     lost = world.outcome(0)
-    assert lost.error == "Stalled", lost.trace
+    assert lost.error == "PeerHung", lost.trace
     assert lost.rank == 1
     world.signal(1, signal.SIGKILL)
 

@@ -33,10 +33,10 @@ constexpr std::array<Read, sizeof...(Messages)> kReads{read<Messages>...};
 constexpr auto& kAll =
     kReads<ResumeMessage, BeatMessage, PingMessage, PongMessage, StateMessage, ReportMessage,
            VerdictMessage, QuestionMessage, AnswerMessage, LookMessage, WaitsMessage, BoardWords,
-           DeadlockMessage, LostSightMessage, DeathMessage, StartedMessage, Shown, OfferedHead,
-           OfferedBits, OfferedList, OfferedFull, OfferedJoin, OrderedHead, OrderedRuns,
-           OrderedAgreed, OrderedByProxy, OrderedRefused, OrderedLate, OrderedForget, OrderedJoined,
-           NcclOffer, NcclStart, NcclOutcome>;
+           DeadlockMessage, LostSightMessage, StopsMessage, DeathMessage, StartedMessage, Shown,
+           OfferedHead, OfferedBits, OfferedList, OfferedFull, OfferedJoin, OrderedHead,
+           OrderedRuns, OrderedAgreed, OrderedByProxy, OrderedRefused, OrderedLate, OrderedForget,
+           OrderedJoined, NcclOffer, NcclStart, NcclOutcome>;
 
 }  // namespace
 }  // namespace farandole::fuzz
