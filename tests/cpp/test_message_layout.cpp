@@ -120,7 +120,7 @@ TEST(message_layouts_of_this_build_are_those_of_its_protocol) {
   std::ostringstream now_it_is;
   for (const auto& [what, value] : wire_format())
     if (what != "byte order") now_it_is << what << " " << value << ", ";
-  CHECK_EQUAL(now_it_is.str(), "protocol 7, message layouts ce6deb47bbb29729, ");
+  CHECK_EQUAL(now_it_is.str(), "protocol 8, message layouts 5f51fb43b7df1133, ");
 }
 
 }  // namespace farandole
