@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole._launch.words import Blame, Word
 from harness import launch
 
 REPEAT = int(os.environ.get("LAUNCHES", "2"))  # 50 shows what happens seldom
@@ -114,6 +115,28 @@ def test_a_rank_that_ends_late_is_the_cause_all_the_same(tmp_path: Path, grace: 
         rf"\({re.escape(str(script))}, line \d+\)",
         done.stderr.splitlines()[-1],
     ), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("blamed", "guilty", "quoted"),
+    [
+        ({0: 1, 1: None, 2: 1}, [1], 1),
+        ({0: 1, 2: 0}, [1], 0),  # 1 has said nothing
+        ({1: None, 0: None, 2: None}, [0, 1, 2], 1),
+        ({0: 2, 1: 2, 2: 0}, [0, 2], 0),  # two hosts have lost sight of each other
+    ],
+)
+def test_blame_goes_to_the_end_of_the_chain(
+    blamed: dict[int, int | None], guilty: list[int], quoted: int
+) -> None:
+    """`blamed`: by rank, in the order of their words."""
+    blame = Blame()
+    for rank in range(3):
+        blame.hear(Word(rank, 100 + rank, ["met"]))
+    for rank, other in blamed.items():
+        pid = "0" if other is None else str(100 + other)
+        blame.hear(Word(rank, 100 + rank, ["end", "1", pid, "Error: the same", "file, line 1"]))
+    assert blame.guilt(list(blamed)) == (guilty, quoted)
 
 
 # By cause: the exit code of the job, and its last line. {c}: the culprit; {v}: any other rank.

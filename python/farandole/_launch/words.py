@@ -138,20 +138,23 @@ class Blame:
 
     def guilt(self, failed: Container[int]) -> Guilt:
         """The cause among `failed`, which is not empty; or a rank that has not failed, but left too
-        early or did not go on. Ranks that failed alike and blame no other share the guilt."""
+        early or did not go on. Ranks that failed alike and blame no other share the guilt,
+        and so do ranks that blame each other."""
         ranks = [rank for rank in self._order if rank in failed]
-        found = ranks[0]
-        seen = {found}
-        while (blamed := self._blamed_by(found)) is not None and blamed not in seen:
-            found = blamed
-            seen.add(found)
+        chain = [ranks[0]]
+        while (blamed := self._blamed_by(chain[-1])) is not None:
+            if blamed in chain:  # hosts that lost sight of each other, say
+                circle = chain[chain.index(blamed) :]
+                return Guilt(sorted(circle), blamed)
+            chain.append(blamed)
+        found = chain[-1]
         end = self._ends.get(found)
         if end is None or found not in failed:
             accusers = (rank for rank in ranks if self._blamed_by(rank) == found)
             return Guilt([found], next(accusers, found))
         alike = [r for r in ranks if (said := self._ends.get(r)) and said.what == end.what]
         shared = sorted(r for r in alike if self._blamed_by(r) is None)
-        return Guilt(shared if end.what and found in shared else [found], found)
+        return Guilt(shared if end.what else [found], found)
 
     def _blamed_by(self, rank: int) -> int | None:
         """The other rank that `rank` said has brought its end about."""
