@@ -52,7 +52,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants guards differential additions lint tidy format sanitize sanitize-address sanitize-thread sanitize-module bench device device-wheels device-dry docs site size clean help
+.PHONY: demo test test-all test-cpp test-jax test-tf216 mutants guards faults differential additions lint tidy format sanitize sanitize-address sanitize-thread sanitize-module bench device device-wheels device-dry docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -71,6 +71,9 @@ mutants: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensor
 
 differential: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test  ## draw training programs for an hour and compare ranks with one process; DIFFERENTIAL='--seconds 90'
 	$(BIN)/python tests/differential/search.py $(DIFFERENTIAL)
+
+faults: $(STAMPS)/farandole $(STAMPS)/test  ## do what may go wrong to jobs, and write docs/reliability.md: what they tell, and when; FAULTS='--rows 1 2' for a look
+	$(BIN)/python tests/faults/report.py $(FAULTS)
 
 fuzz: $(STAMPS)/build  ## feed damaged messages and files to what reads them, for an hour, by clang's libFuzzer; FUZZ='--seconds 120'
 	cmake --preset fuzz -DCMAKE_CXX_COMPILER=$(or $(CLANG),clang++)
