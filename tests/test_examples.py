@@ -15,6 +15,7 @@ import pytest
 
 import farandole as fd
 import grid
+import mpis
 from farandole._launch.ranks import rank_environment
 from farandole.horovod import SEARCH_PATH
 from harness import World, launch
@@ -211,6 +212,24 @@ def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> Non
     assert len(losses) == 6, output
     assert losses[-1] < losses[0] / 3
     assert float(accuracy[-1]) > 0.85
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+@takes_long
+def test_a_script_for_horovod_runs_under_any_launcher(launcher: str) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    program = ["-m", "farandole.horovod", str(ROOT / "examples/02_horovod_script.py")]
+    if launcher == "mpiexec":
+        done = mpis.find("openmpi").start(2, program)
+    else:
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [sys.executable, "-m", *torchrun, *program],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert float(re.findall(r"accuracy ([\d.]+)", done.stdout)[-1]) > 0.85
 
 
 @pytest.mark.drawn(3)

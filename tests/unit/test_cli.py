@@ -242,6 +242,24 @@ def test_the_nearest_name_is_suggested(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--np", "here that is -np"),
+        ("--nproc_per_node=4", "here that is -np"),
+        ("--nodelist", "here that is -H"),
+        ("--max-restarts=3", "here that is --reset-limit"),
+        ("--cpus-per-task", "set OMP_NUM_THREADS instead"),
+    ],
+)
+def test_options_of_other_launchers_are_answered_with_ours(
+    option: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", option, "4", "--", "true"]) == 2
+    whole = f"farandole run: unrecognized arguments: {option}; {said} (see: farandole run --help)\n"
+    assert capfd.readouterr().err == whole
+
+
 def test_plan_hands_its_arguments_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,22 @@ def test_it_is_known_from_inside() -> None:
     assert err == ""
 
 
+def test_any_launcher_starts_it_as_a_module(tmp_path: Path) -> None:
+    """Also what the program starts, with the interpreter's options."""
+    (tmp_path / "program.py").write_text(WHOSE)
+    says = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    for words in (["-c", WHOSE], ["-m", "program"], ["program.py"], ["-c", says, WHOSE]):
+        assert python("-m", "farandole.horovod", *words, cwd=tmp_path)[0] == f"{OURS}\n"
+    optimized = "import sys; print(sys.flags.optimize, sys.argv[1:])"
+    said, _ = python("-O", "-m", "farandole.horovod", "-c", optimized, "--epochs", "3")
+    assert said == "1 ['--epochs', '3']\n"
+    asked = subprocess.run(
+        [sys.executable, "-m", "farandole.horovod"], capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 2
+    assert asked.stderr.startswith("usage: python -m farandole.horovod (train.py | ")
+
+
 def test_a_command_line_a_module_and_a_script_find_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WHOSE)
     assert under_run(sys.executable, "-c", WHOSE)[0] == [OURS] * 2

@@ -13,8 +13,31 @@ def did_you_mean(written: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+# Options of other launchers, by the names of ours.
+_ELSEWHERE = {
+    "-np": "--np --nproc --nprocs --nproc-per-node --ntasks --num-processes --num-workers",
+    "-H": "--host --nodelist --nnodes --nodes --npernode --num-machines",
+    "-x": "--env --export -genv",
+    "--output-dir": "--log-dir --tee --redirects --output",
+    "--reset-limit": "--max-restarts --restarts",
+    "OMP_NUM_THREADS": "--cpus-per-task --num-cpu-threads-per-process",
+}
+_OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
+
+
+def of_launchers(option: str) -> str:
+    """Our word for an option of torchrun, mpirun, srun or accelerate; or nothing."""
+    ours = _OURS.get(option.partition("=")[0].replace("_", "-"))
+    if ours is None:
+        return ""
+    return f"; here that is {ours}" if ours.startswith("-") else f"; set {ours} instead"
+
+
 def of_arguments(message: str, options: Iterable[str]) -> str:
     """The suggestion for argparse's message about an unknown option or choice."""
+    found = re.search(r"unrecognized arguments: (\S+)", message)
+    if found and (ours := of_launchers(found[1])) and "-np" in options:
+        return ours
     if found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
         return did_you_mean(found[1], (option for option in options if option.startswith("--")))
     if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):

@@ -125,6 +125,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
 
     from farandole import _launch
     from farandole.cli._terminal import wants_colour
+    from farandole.horovod import as_environment
 
     try:
         slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
@@ -143,7 +144,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             colours=(wants_colour(1), wants_colour(2)),
             copies=_copies(arguments),
             environment=settings
-            | (_as_horovod() if arguments.horovod else {})
+            | (as_environment() if arguments.horovod else {})
             | ({"FARANDOLE_WIRE": "sealed"} if arguments.seal else {})
             | _launch.named(arguments.exports, os.environ),
             grace=seconds_of("--grace", arguments.grace),
@@ -164,13 +165,6 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         return _launch.launch(job)
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error
-
-
-def _as_horovod() -> dict[str, str]:
-    from farandole.horovod import SEARCH_PATH
-
-    inherited = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(SEARCH_PATH), *([inherited] if inherited else [])])}
 
 
 def _copies(arguments: argparse.Namespace) -> Copies | None:

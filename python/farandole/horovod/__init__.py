@@ -1,6 +1,7 @@
 """``import horovod`` means farandole, for programs that were written for Horovod.
 
     farandole run --horovod -np 2 -- python train.py     nothing in train.py changes
+    torchrun --nproc-per-node 2 -m farandole.horovod train.py    likewise, of any launcher
     farandole.horovod.install()                          from inside, before `import horovod`
 
 One finder in front of ``sys.meta_path`` answers for ``horovod`` and everything below it, and for
@@ -83,6 +84,12 @@ def install() -> None:
         return
     sys.meta_path.insert(0, _Finder())
     _say_what_is_shadowed()
+
+
+def as_environment() -> dict[str, str]:
+    """The variables by which a Python that is started, and all that it starts, know horovod."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(SEARCH_PATH), *([inherited] if inherited else [])])}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
