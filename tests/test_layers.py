@@ -81,7 +81,7 @@ PYTHON_LAYERS = [
     "tensorflow._graph tensorflow._verdicts tensorflow.compression",
     "tensorflow",
     "keras",
-    "tensorflow.keras tensorflow.optimizer",
+    "tensorflow.keras tensorflow.optimizer tensorflow.elastic",
     "tensorflow.__init__",
     "strategy",
     "_torch_backend cli",

@@ -51,6 +51,28 @@ def passes_are_summed_or_averaged_as_told() -> None:
 
 
 @on_ranks(2)
+def a_state_keeps_what_each_rank_has_added_up() -> None:
+    """In a window that is open when ranks are given rank 0's state."""
+    states = [hvd.elastic.KerasState]
+    if work.backend() == "tensorflow":
+        from farandole.tensorflow.elastic import TensorFlowKerasState
+
+        states.append(TensorFlowKerasState)
+    x, y = work.part()
+    models = []
+    for state_of in (None, *states):
+        models.append(work.net())
+        optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+        models[-1].compile(hvd.DistributedOptimizer(optimizer), "mse")
+        for rows in (slice(0, 4), slice(4, 8)):
+            models[-1].train_on_batch(x[rows], y[rows])
+            if state_of is not None:
+                state_of(models[-1]).sync()
+        work.assert_same_on_all_ranks(models[-1])
+        work.assert_equal(models[-1], models[0], 1e-6)
+
+
+@on_ranks(2)
 def programs_of_jax_reduce_in_the_updating_pass_alone() -> None:
     if work.backend() != "jax":
         return  # the others compute nothing of an update in other passes

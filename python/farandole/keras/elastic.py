@@ -39,7 +39,7 @@ def _cause_of(error: Exception) -> BaseException:
     """The world's error, if a program of the backend has failed by it; else the given one."""
     if not isinstance(error, Error):
         if keras.backend.backend() == "tensorflow":
-            from farandole.tensorflow.elastic import cause_of
+            from farandole.tensorflow._verdicts import cause_of
 
             return cause_of(error)
         if keras.backend.backend() == "jax":

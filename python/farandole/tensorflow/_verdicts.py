@@ -11,6 +11,9 @@ import re
 
 import tensorflow as tf
 
+from farandole._core import Error
+from farandole.common._causes import verdict_behind
+
 # To where TensorFlow goes on: the node, the op, where it was made.
 _VERDICT = re.compile(
     r"farandole\.[A-Z]\w+: .*?(?=\n\t \[\[\{\{node|\s\[Op:|\n\nOriginal stack trace|\Z)", re.DOTALL
@@ -34,3 +37,10 @@ def come_first() -> None:
         return verdict_first(own(self))
 
     tf.errors.OpError.__str__ = __str__
+
+
+def cause_of(error: Exception) -> BaseException:
+    """The world's error, if an op has failed by it; else the given one."""
+    if isinstance(error, tf.errors.OpError) and not isinstance(error, Error):
+        return verdict_behind(error)
+    return error

@@ -11,26 +11,19 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from farandole._core import Error, InvalidArgument
-from farandole.common._causes import verdict_behind
+from farandole._core import InvalidArgument
 from farandole.common._objects import agree, run_named
 from farandole.common._variables_state import ModelState, Values, VariablesState
 from farandole.common._worlds import Framework
 from farandole.common.elastic import run_fn
 from farandole.tensorflow import _plugin
 from farandole.tensorflow._reduction import names_of
+from farandole.tensorflow._verdicts import cause_of
 from farandole.tensorflow.functions import broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 _R = TypeVar("_R")
-
-
-def cause_of(error: Exception) -> BaseException:
-    """The world's error, if an op has failed by it; else the given one."""
-    if isinstance(error, tf.errors.OpError) and not isinstance(error, Error):
-        return verdict_behind(error)
-    return error
 
 
 def run(func: Callable[..., _R]) -> Callable[..., _R]:
@@ -139,4 +132,7 @@ class TensorFlowKerasState(ModelState):
         super().__init__(model, optimizer, **kwargs)
 
     def _share(self, variables: Sequence[Any]) -> None:
-        broadcast_variables(variables, root_rank=0)
+        from farandole.keras._accumulated import share_all  # Keras is there, as a model is
+
+        optimizers = [] if self.optimizer is None else [self.optimizer]
+        share_all(variables, optimizers, lambda ours: broadcast_variables(ours, root_rank=0))
