@@ -1,5 +1,4 @@
 // Prescale, postscale and mean.
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -57,14 +56,6 @@ constexpr auto kScales = by_dtype([]<typename T>(const DTypeOf<T>&) -> ScaleFunc
     return FloatingElement<T> ? nullptr : scale_booleans;
 });
 
-/// A sum of float16 soon exceeds the range where the mean does not. A power of two keeps all other
-/// bits, down to subnormal leaves.
-void divide_leaves_first(Scales& scales, int size) {
-  const auto power = static_cast<double>(std::bit_ceil(static_cast<unsigned>(size)));
-  scales.leaf.factor /= power;
-  scales.finish.factor *= power;
-}
-
 }  // namespace
 
 void scale(std::byte* out, const std::byte* in, size_t count, DType dtype, const Scale& by) {
@@ -92,7 +83,6 @@ Scales scales_for(DType dtype, ReduceOp op, double prescale, double postscale, i
   volatile double share = 1.0 / size;  // volatile: the arithmetic stays inside the mode
   share = postscale * share;
   scales.finish.factor = share;
-  if (dtype == DType::float16) divide_leaves_first(scales, size);
   return scales;
 }
 

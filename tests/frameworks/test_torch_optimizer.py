@@ -172,29 +172,6 @@ def a_gradient_that_stays_is_kept_when_a_later_pass_does_not_touch_it() -> None:
     optimizer.step()
 
 
-@on_ranks(2, 3)
-def a_mean_of_halves_is_finite_where_their_sum_is_not() -> None:
-    large = 4e4  # of 65504
-    cases: list[tuple[nn.Embedding, dict[str, Any]]] = [
-        (nn.Embedding(4, 2).half(), {}),
-        (nn.Embedding(4, 2).half(), {"in_place_bytes": 0}),
-        (nn.Embedding(4, 2), {"compression": hvd.Compression.fp16}),
-        (nn.Embedding(4, 2, sparse=True).half(), {}),
-        (nn.Embedding(4, 2, sparse=True).half(), {"sparse_as_dense": True}),
-    ]
-    for layer, options in cases:
-        nn.init.ones_(layer.weight)
-        optimizer = wrap(layer, **options)
-        for _ in range(3):  # in later steps entries of sparse gradients are gathered
-            optimizer.zero_grad()
-            (layer(torch.tensor([1])) * large).sum().backward()
-            grad = layer.weight.grad
-            assert grad is not None
-            dense = grad.to_dense() if grad.is_sparse else grad
-            expected = torch.tensor([0, large, 0, 0], dtype=dense.dtype)
-            torch.testing.assert_close(dense, expected[:, None].expand(4, 2), rtol=2**-9, atol=0)
-
-
 class Growing(nn.Module):
     """Has a parameter without elements at first."""
 

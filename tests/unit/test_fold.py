@@ -499,21 +499,6 @@ def test_halves_round_at_every_node() -> None:
     assert fold_all(leaves, "float16", "sum").view(np.float16)[0] == 2048
 
 
-@pytest.mark.parametrize("size", range(1, 34))
-def test_a_mean_of_float16_stays_in_range_where_the_sum_does_not(size: int) -> None:
-    def mean(value: float, **options: float) -> np.floating[Any]:
-        leaves = [np.array([value], np.float16).view(np.uint16)] * size
-        return fold_all(leaves, "float16", "mean", **options).view(np.float16)[0]
-
-    largest, rounded = 65504.0, 2.0**-9  # relative, of some nodes by half a place each
-    for value in (largest, -largest, 4e4):
-        assert mean(value) == pytest.approx(value, rel=rounded)
-        assert mean(value, prescale=0.25, postscale=4.0) == pytest.approx(value, rel=rounded)
-    if size & (size - 1) == 0:
-        assert mean(largest) == largest
-        assert mean(2.0**-14 * size) == 2.0**-14 * size  # a leaf divided is no subnormal
-
-
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_the_mean_of_49_ones_is_one(dtype: str) -> None:
     ones = [np.ones(5, dtype)] * 49

@@ -88,14 +88,12 @@ class SparseGradients:
         handle, context = self._flights.pop(i)
         indices, wire = wait(handle)
         values = self._compression.decompress(wire, context)
-        dtype, shape = values.dtype, self._parameters[i].shape
-        if dtype.is_floating_point and dtype.itemsize < 4:
-            values = values.float()  # a sum of halves may overflow where the mean does not
+        shape = self._parameters[i].shape
         total = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False)
         total = total.coalesce()
         if self._postscale != 1:
             total.values().mul_(self._postscale)
-        return total.to(dtype)
+        return total
 
     def drain(self) -> None:
         """Waits for what is under way, and forgets it."""
