@@ -380,6 +380,30 @@ def compiled_autograd() -> Iterator[None]:
 
 
 @on_ranks(2)
+def compiled_functions_take_gradients_that_stand() -> None:
+    """For a log, after the step; they are of a class of their own until something is compiled."""
+    from farandole.torch._training import watched
+
+    for options in ({}, {"sharded_update": True}):
+        watched._state.compiles = False
+        norm = torch.compile(lambda rows: sum(row.norm() ** 2 for row in rows), backend="aot_eager")
+        model = nn.Linear(3, 2)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            gradients = [p.grad for p in model.parameters()]
+            right = sum(float(g.norm()) ** 2 for g in gradients)
+            assert float(norm(gradients)) == pytest.approx(right)
+        assert watched._state.compiles
+    watched._state.compiles = False
+
+
+@on_ranks(2)
 def training_under_compiled_autograd_is_the_same() -> None:
     """It calls hooks, and drops the callbacks that they queue for the end of backward."""
     for kind, passes in [("plain", 1), ("plain", 2), ("sharded", 1)]:

@@ -109,9 +109,9 @@ def two_models_by_pytorch() -> None:
 
     torch.set_num_threads(1)
 
-    def train(steps: int, *, wraps: bool = False, by_hand: bool = False) -> None:
+    def train(steps: int, *, wraps: bool = False, by_hand: bool = False, width: int = 32) -> None:
         """The second model's optimizer is wrapped, or its gradients are reduced by hand, or not."""
-        models = [torch.nn.Linear(64, 32) for _ in range(2)]
+        models = [torch.nn.Linear(64, width) for _ in range(2)]
         optimizers: list[Any] = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
         for i, model in enumerate(models):
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -131,7 +131,7 @@ def two_models_by_pytorch() -> None:
         train(3)
 
     def one_of_two_for_long() -> None:
-        train(101)
+        train(1001, width=4096)
         print("still training", flush=True)
 
     def one_step() -> None:
@@ -152,7 +152,32 @@ def two_models_by_pytorch() -> None:
             model(torch.ones(2, 64)).sum().backward()
             optimizer.step()
 
-    in_worlds([one_of_two, one_of_two_for_long, one_step, both, the_other_by_hand, by_itself])
+    def around_another() -> None:
+        """Optimizers that call others: it does not matter which of the two is wrapped."""
+        model = torch.nn.Linear(64, 32)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        around = Around(model.parameters(), plain)
+        for inner, outer in ((plain, hvd.DistributedOptimizer(around)), (plain, around)):
+            for optimizer in (inner, outer):
+                optimizer.zero_grad()
+                model(torch.ones(2, 64)).sum().backward()
+                optimizer.step()
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, inner: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step(closure)
+
+    in_worlds(
+        [
+            one_of_two, one_of_two_for_long, one_step, both, the_other_by_hand, by_itself,
+            around_another,
+        ]
+    )  # fmt: skip
 
 
 def test_pytorch_with_two_optimizers(spawn: Spawn) -> None:
@@ -170,7 +195,7 @@ def test_pytorch_with_two_optimizers(spawn: Spawn) -> None:
     assert "after 3 steps of an optimizer" in parts["one_of_two"]
     assert "first parameter has shape (32, 64)" in parts["one_of_two"]
     said, _, rest = parts["one_of_two_for_long"].partition("still training")
-    assert "after 100 steps" in said
+    assert "after 1000 steps" in said
     assert told not in rest
 
 

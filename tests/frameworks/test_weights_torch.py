@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -164,6 +165,7 @@ def ranks_that_update_apart_are_found_in_the_second_step() -> None:
 SETTINGS: dict[str, Callable[[torch.optim.Optimizer], object]] = {
     "lr": lambda o: o.param_groups[0].update(lr=0.1 * (1 + hvd.rank())),
     "lr of a tensor": lambda o: o.param_groups[0].update(lr=torch.tensor(0.1 + hvd.rank())),
+    "lr of numpy": lambda o: o.param_groups[0].update(lr=np.float32(0.1 + hvd.rank())),
     "weight_decay": lambda o: o.param_groups[0].update(weight_decay=float(hvd.rank() == 1)),
     "nesterov": lambda o: o.param_groups[0].update(nesterov=hvd.rank() == 0),
 }
@@ -195,6 +197,27 @@ def settings_that_update_nothing_may_differ() -> None:
     group = optimizer.param_groups[0]
     for value in (hvd.rank() == 0, None):
         group.update(foreach=value, initial_lr=hvd.rank() + 1.0, mine=hvd.rank(), name="weights")
+        step(model, optimizer)
+
+
+@on_ranks(2)
+def settings_of_an_optimizer_without_defaults_are_left_out() -> None:
+    """As those around another that never call Optimizer.__init__."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.state = inner, inner.state
+            self.param_groups = inner.param_groups
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.inner.zero_grad(set_to_none)
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    model = make()
+    optimizer = hvd.DistributedOptimizer(Around(torch.optim.SGD(model.parameters(), lr=0.1)))
+    for _ in range(2):
         step(model, optimizer)
 
 

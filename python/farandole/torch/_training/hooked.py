@@ -12,6 +12,7 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument, NotInitialized
+from farandole.torch._training import watched
 from farandole.torch._training.passes import Pass, untraced
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weighing import last_weighed
@@ -167,3 +168,10 @@ def _on_gradient(hooked: weakref.ref[Hooked], i: int, _: torch.Tensor) -> None:
 
 
 hearing: weakref.WeakSet[Hooked] = weakref.WeakSet()
+
+
+def _every_gradient() -> list[torch.Tensor | None]:
+    return [p.grad for each in hearing for p in each.managed()]
+
+
+watched.every_gradient = _every_gradient

@@ -11,7 +11,8 @@ The function objects themselves are changed, because programs import them by nam
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, GeneratorType
 from typing import Any
 
@@ -50,18 +51,36 @@ def _wrap(name: str, around: Callable[[Any], Any]) -> None:
         setattr(torch.nn.utils, name, getattr(clip_grad, name))
 
 
+class _State:
+    reads = False  # one of these functions runs, which may call others of them
+
+
+_state = _State()
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    _state.reads = True
+    try:
+        yield
+    finally:
+        _state.reads = False
+
+
 def _around_clip(body: Any) -> Any:
     @functools.wraps(body)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if _state.reads:
+            return body(parameters, *args, **kwargs)
+        kept = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if is_any_due():
-            kept = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             reduce_those_of(kept)
-            if not isinstance(parameters, torch.Tensor):
-                # PyTorch warns of an empty generator, and of no other empty list.
-                generator = isinstance(parameters, GeneratorType)
-                parameters = (p for p in kept) if generator else kept
-        result = body(parameters, *args, **kwargs)
-        note_alike()
+        if not isinstance(parameters, torch.Tensor):
+            # PyTorch warns of an empty generator, and of no other empty list.
+            parameters = (p for p in kept) if isinstance(parameters, GeneratorType) else kept
+        with _reading():
+            result = body(parameters, *args, **kwargs)
+        note_alike(kept)
         return result
 
     return clip
@@ -70,7 +89,7 @@ def _around_clip(body: Any) -> Any:
 def _around_norm(body: Any) -> Any:
     @functools.wraps(body)
     def norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_any_due():
+        if not _state.reads and is_any_due():
             tensors = reduced([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
         return body(tensors, *args, **kwargs)
 
@@ -83,7 +102,7 @@ def _around_unscale(method: Any) -> Any:
         if isinstance(optimizer, WrappedOptimizer):
             _prepare(optimizer)
         result = method(scaler, optimizer, *args, **kwargs)
-        note_alike()
+        note_alike([p for group in optimizer.param_groups for p in group["params"]])
         return result
 
     return unscale
@@ -101,20 +120,24 @@ def is_any_due() -> bool:
 
 
 @untraced
-def note_alike() -> None:
-    """Ranks have changed their gradients by the same function."""
-    for each in hearing:
-        each.note_alike()
+def note_alike(parameters: Iterable[torch.Tensor]) -> None:
+    """Ranks have changed the gradients of these by the same function."""
+    for owner in dict.fromkeys(_owners_of(parameters)):
+        owner.note_alike()
 
 
 @untraced
 def reduce_those_of(parameters: Iterable[torch.Tensor]) -> None:
     """Reduces gradients that are due, in the order of `parameters`, the same on all ranks."""
-    owners: dict[int, Hooked] = {id(p): each for each in hearing for p in each.managed()}
-    for p in parameters:
-        owner = owners.get(id(p))
-        if owner is not None and owner.is_due():
+    for owner in _owners_of(parameters):
+        if owner.is_due():
             owner.reduce_now()
+
+
+def _owners_of(parameters: Iterable[torch.Tensor]) -> list[Hooked]:
+    owners: dict[int, Hooked] = {id(p): each for each in hearing for p in each.managed()}
+    found = (owners.get(id(p)) for p in parameters)
+    return [owner for owner in found if owner is not None]
 
 
 @untraced

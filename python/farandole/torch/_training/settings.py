@@ -7,6 +7,7 @@ step carries a digest of these numbers beside the gradients, so that the next ba
 from __future__ import annotations
 
 import hashlib
+import numbers
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,22 +47,27 @@ class Settings:
     ) -> None:
         self._label, self._optimizer, self._process_set = label, optimizer, process_set
         self._compares = period() is not None
+        self._shown = array("d")
 
     def show(self, reducer: _core.Reducer) -> None:
         """Gives a step this rank's, before it is launched."""
         optimizer = self._optimizer() if self._compares else None
-        if optimizer is not None:
-            numbers = array("d", (number for _, _, number in _numbers_of(optimizer)))
-            digest = hashlib.blake2b(numbers, digest_size=8).digest()
+        if optimizer is None:
+            return
+        present = array("d", (number for _, _, number in _numbers_of(optimizer)))
+        if present != self._shown:
+            digest = hashlib.blake2b(present, digest_size=8).digest()
             reducer.show_settings(int.from_bytes(digest, "little"))
+            self._shown = present
 
     def compare(self, reducer: _core.Reducer) -> None:
         """When that step is over. Raises Mismatch on every rank where two have shown other ones; it
         names the first setting that differs."""
-        optimizer = self._optimizer()
-        if not reducer.settings_differ or optimizer is None:
+        if not reducer.settings_differ:
             return
-        rows = [f"{key} of param group {g}: {x}" for g, key, x in _numbers_of(optimizer)]
+        optimizer = self._optimizer()
+        present = [] if optimizer is None else _numbers_of(optimizer)
+        rows = [f"{key} of param group {g}: {x}" for g, key, x in present]
         mine = (_world.rank(), rows)
         by_rank = dict(allgather_object(mine, self._label, self._process_set))
         compare("the optimizer's settings", by_rank, _ADVICE)
@@ -70,15 +76,17 @@ class Settings:
 def _numbers_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, float]]:
     """Param group, name and value of the numbers by which it updates. Those on devices are left
     out, as the host would wait for them."""
-    known = optimizer.defaults.keys() - _OF_THE_KERNEL
+    defaults = getattr(optimizer, "defaults", {})  # a wrapper of another optimizer may have none
+    known = sorted(defaults.keys() - _OF_THE_KERNEL)
     for g, group in enumerate(optimizer.param_groups):
-        for key in sorted(known & group.keys()):
-            value = group[key]
+        for key in known:
+            value = group.get(key)
             for each in value if isinstance(value, (tuple, list)) else (value,):
-                if _is_number(each):
+                if type(each) is float or _is_number(each):
                     yield g, key, float(each)
 
 
 def _is_number(value: Any) -> bool:
-    on_host = isinstance(value, torch.Tensor) and value.is_cpu and value.numel() == 1
-    return on_host or isinstance(value, (int, float))
+    if isinstance(value, torch.Tensor):
+        return value.is_cpu and value.numel() == 1 and not value.is_complex()
+    return isinstance(value, numbers.Real)

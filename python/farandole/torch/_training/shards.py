@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import torch
 
-from farandole import _core
+from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
 from farandole._numerics import Found
@@ -331,7 +331,7 @@ class Shards(Hooked):
             grad = p.grad
             if grad is None:
                 continue
-            if self._has_changed(i, grad):
+            if i not in self._brought and self._has_changed(i, grad):
                 self._take(i)  # no hook has seen it
             present[i] = 1
         return bytes(present)
@@ -354,6 +354,8 @@ class Shards(Hooked):
 
     def is_due(self) -> bool:
         """Whether gradients stand that no step has used. After it they may be read, for a log."""
+        if graph_task() >= 0 or not _world.is_initialized() or self.epoch != _world.epoch():
+            return False
         moved = [m._version for m in self._gradients] != self._versions
         rows = [(i, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
         return any(moved or i in self._brought or self._has_changed(i, grad) for i, grad in rows)

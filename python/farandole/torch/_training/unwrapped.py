@@ -19,26 +19,31 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from farandole import _core, _unreduced, _world
 from farandole._limits import setting
+from farandole.torch._training.hooked import hearing
 from farandole.torch._training.passes import untraced
 from farandole.torch._training.wrapped import WrappedOptimizer
 
 _WeakMemory: Any = reductions.StorageWeakRef
-_PATIENCE = 100  # steps; ranks that average weights by hand do so more often, or at the end
+_PATIENCE = 1000  # steps; ranks that average weights by hand do so more often, or at the end
 _NARROW = 4  # a gradient may travel in as many times fewer bytes than it has
 
 
 class _Steps:
     """The steps of an optimizer in this world, and what was exchanged since the first one."""
 
-    def __init__(self, bytes_: int, shape: torch.Size) -> None:
-        self.count, self._bytes, self._shape = 0, bytes_, shape
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.count = 0
+        self._sizes = {id(p): p.numel() * p.element_size() for p in parameters}
+        self._shape = parameters[0].shape if parameters else torch.Size()
         self._begun = _core.bytes_begun_by_hand()
 
-    def warn_if_alone(self) -> None:
-        exchanged = _core.bytes_begun_by_hand() - self._begun
-        if self._bytes == 0 or exchanged * _NARROW >= self._bytes:
-            return
-        self._bytes = 0  # once
+    def is_alone(self) -> bool:
+        """Whether ranks cannot have reduced its gradients. Another optimizer's hooks may."""
+        hooked = {id(p) for each in hearing for p in each.managed()}
+        size = sum(size for key, size in self._sizes.items() if key not in hooked)
+        return (_core.bytes_begun_by_hand() - self._begun) * _NARROW < size
+
+    def warn(self) -> None:
         if _world.rank() == 0 and setting("FARANDOLE_LOG") != "error":
             print(
                 f"farandole rank 0: warning: after {self.count} steps of an optimizer that is no "
@@ -52,10 +57,14 @@ class _Steps:
             )
 
 
+class _State:
+    has_warned = False  # once in a world is enough
+
+
 # Memory that was broadcast in this world, by the address of a tensor there.
 _given: dict[int, Any] = {}
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
-_known: list[_Steps] = []  # also of optimizers that are gone
+_first: list[_Steps] = []  # at most one: of an optimizer that may be gone, and has stepped twice
 
 
 def note_broadcast(tensors: Iterable[torch.Tensor]) -> None:
@@ -83,13 +92,21 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if steps is None:
         every = [p for group in optimizer.param_groups for p in group["params"]]
         ours = [p for p in every if p.grad is not None and _is_given(p)]
-        size = sum(p.numel() * p.element_size() for p in ours)
-        steps = _steps[optimizer] = _Steps(size, ours[0].shape if ours else torch.Size())
-        if ours:
-            _known.append(steps)
+        steps = _steps[optimizer] = _Steps(ours)
     steps.count += 1
+    if steps.count == 2 and not _first and steps.is_alone():
+        _first.append(steps)
     if steps.count == _PATIENCE:
-        steps.warn_if_alone()
+        _warn_if_alone(steps)
+
+
+def _warn_if_alone(steps: _Steps) -> None:
+    if not _state.has_warned and steps.is_alone():
+        _state.has_warned = True
+        steps.warn()
+
+
+_state = _State()
 
 
 def _trains_otherwise() -> bool:
@@ -101,11 +118,12 @@ def _trains_otherwise() -> bool:
 
 def _leave() -> None:
     if _unreduced.is_silent():
-        for steps in _known:
+        for steps in (*_first, *_steps.values()):
             if steps.count > 1:
-                steps.warn_if_alone()
-    for each in (_given, _steps, _known):
+                _warn_if_alone(steps)
+    for each in (_given, _steps, _first):
         each.clear()
+    _state.has_warned = False
 
 
 _world.before_leaving(_leave)

@@ -2,11 +2,16 @@
 
 A program may write by way of `p.grad.data` or `p.grad.numpy()`. A watched gradient gets a checksum
 as a program first asks for such a way, and is compared with it when that matters. Programs that ask
-for none pay for a mark on the tensor, 0.2 µs.
+for none pay for a mark on the tensor, 0.6 µs.
+
+Compiled functions take plain tensors alone: once a program compiles something while gradients are
+watched, none is any more. Those on devices are not, as a checksum would copy them to the host.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -78,15 +83,43 @@ class Watched(torch.Tensor):
         return _Plain.__repr__(_plain(self), tensor_contents=tensor_contents)
 
 
+class _State:
+    hears = False  # when PyTorch compiles
+    compiles = False
+
+
+_state = _State()
+# Those of all optimizers, by who knows them (hooked.py).
+every_gradient: Callable[[], Iterable[torch.Tensor | None]] = tuple
+
+
 def watch(gradient: torch.Tensor | None) -> None:
     """Begins anew. Looks at once where a program may have kept a way to write uncounted."""
-    if gradient is None or gradient.layout != torch.strided:
-        return
     if isinstance(gradient, Watched):
         if gradient._before is not None:
             gradient._before = _checksum(gradient)
         return
-    gradient.__class__ = Watched
+    if gradient is None or type(gradient) is not _Plain or _state.compiles:
+        return
+    if gradient.is_cpu and gradient.layout == torch.strided:
+        if not _state.hears:
+            _hear_of_compiling()
+        gradient.__class__ = Watched
+
+
+def _hear_of_compiling() -> None:
+    """PyTorch loads what compiles as the first optimizer steps."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    handler = getattr(getattr(dynamo, "callback", None), "callback_handler", None)
+    if handler is not None:
+        _state.hears = True
+        handler.register_start_callback(lambda *_: _stop())
+
+
+def _stop() -> None:
+    for gradient in every_gradient():
+        _state.compiles |= isinstance(gradient, Watched)
+        unwatch(gradient)
 
 
 def unwatch(gradient: torch.Tensor | None) -> None:
