@@ -122,7 +122,7 @@ def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
         o = world.outcome(r)
         assert o.error is None, o.trace
         error, untouched = o.value
-        assert error == "Stalled 1"
+        assert error == "PeerHung 1"
         assert untouched, "the memory changed after the call had returned"
 
 
@@ -164,9 +164,9 @@ def test_a_rank_that_stops_while_data_move_is_named(
     )
     name = f"rank {victim} (pid {world.pids[victim]})"
     for o in world.outcomes(survivors):
-        assert (o.error, o.rank) == ("Stalled", victim), o.trace
-        assert o.verdict.endswith(f"; data are missing of rank {victim}")
-        assert o.evidence.startswith(f"{name} is stopped")
+        assert (o.error, o.rank) == ("PeerHung", victim), o.trace
+        assert o.verdict.startswith(f"rank {victim} is stopped: ")
+        assert o.evidence == f"{name} is stopped"
     with contextlib.suppress(ProcessLookupError):  # inside others' memory, it was killed
         world.signal(victim, signal.SIGKILL)
 

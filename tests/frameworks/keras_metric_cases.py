@@ -10,6 +10,7 @@ from keras_work import hvd, keras
 from rank_cases import on_ranks, raises
 
 import farandole as fd
+from farandole.keras._global.whole_metrics import is_own
 
 
 def dice(y: Any, out: Any) -> Any:
@@ -73,8 +74,18 @@ def summed() -> Any:
     return Distances(name="distances")
 
 
+def prepared() -> Any:
+    """Keras' own method adds up what this one prepares, so the state is sums."""
+
+    class Rounded(keras.metrics.MeanIoU):  # type: ignore[misc, name-defined]
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> Any:
+            return super().update_state(y, keras.ops.round(out), sample_weight)
+
+    return Rounded(num_classes=2, name="rounded")
+
+
 def measured() -> dict[str, Any]:
-    options = [dice, of_classes, largest(), moving(), summed()]
+    options = [dice, of_classes, largest(), moving(), summed(), prepared()]
     return UNMEASURED | {"optimizer": keras.optimizers.SGD(0.1), "metrics": options}
 
 
@@ -91,6 +102,37 @@ def fit_and_evaluate(model: Any, _: bool) -> Any:
 @on_ranks(2, 3)
 def metrics_that_see_the_whole_batch() -> None:
     compare(shared(**measured()), fit_and_evaluate, **measured())
+    alone = [is_own(each) for each in (largest(), moving(), summed(), prepared())]
+    assert alone == [True, True, False, False]
+
+
+@on_ranks(2)
+def what_is_no_array_of_samples_is_refused() -> None:
+    class Classes(keras.metrics.Metric):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(name="classes")
+            self.total = self.add_variable((5,), "zeros")
+
+        def update_state(self, by_class: Any, *_: Any, **__: Any) -> None:
+            self.total.assign(self.total + by_class)
+
+        def result(self) -> Any:
+            return keras.ops.sum(self.total)
+
+    class Own(keras.Sequential):  # type: ignore[misc, name-defined]
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            self.told.update_state(keras.ops.ones(5))
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    keras.utils.set_random_seed(1)
+    inner = Own([keras.Input((6,)), keras.layers.Dense(1)])
+    inner.told = Classes()
+    model = hvd.Model(inner)
+    model.compile("sgd", "mse")
+    with raises(
+        fd.InvalidArgument, "metric Classes: update_state() is told an array of shape (5,)"
+    ):
+        model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
 
 
 @on_ranks(3)

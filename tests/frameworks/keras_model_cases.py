@@ -278,7 +278,7 @@ def losses_that_look_at_other_samples_are_those_of_the_whole_batch() -> None:
     for loss, weights in losses:
 
         def options(loss: Any = loss) -> dict[str, Any]:
-            return {"optimizer": keras.optimizers.SGD(0.1), "loss": loss, **UNMEASURED}
+            return {"optimizer": keras.optimizers.SGD(0.03), "loss": loss, **UNMEASURED}
 
         def fit(model: Any, _: bool, weights: Any = weights) -> Any:
             return model.fit(
@@ -1080,6 +1080,150 @@ def a_step_of_ones_own_has_the_gradients_of_the_whole_batch() -> None:
             return clipping(sharp)
 
         compare(shared(build, **options()), fit, build=build, **options())
+
+
+@on_ranks(2)
+def gradients_of_samples_by_themselves_are_this_ranks_own() -> None:
+    """They are clipped one by one, and their mean is reduced; and others that a step makes."""
+    if work.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    def by_jacobian(_: Any, tape: Any, each: Any, __: Any, weights: Any) -> Any:
+        return [
+            tf.reduce_mean(tf.clip_by_value(g, -0.1, 0.1), 0) for g in tape.jacobian(each, weights)
+        ]
+
+    def with_flows(_: Any, tape: Any, each: Any, __: Any, weights: Any) -> Any:
+        flow = tf.ones_like(each) / tf.cast(tf.shape(each)[0], each.dtype)
+        return tape.gradient(each, weights, output_gradients=flow)
+
+    def with_noise(_: Any, tape: Any, __: Any, loss: Any, weights: Any) -> Any:
+        """The mean of that of all ranks, which is small."""
+        own = hvd.rank() - 0.5 * (hvd.size() - 1)
+        return [g + np.full(g.shape, own, "float32") for g in tape.gradient(loss, weights)]
+
+    def in_part(_: Any, tape: Any, __: Any, loss: Any, weights: Any) -> Any:
+        first = tape.gradient(loss, weights)
+        half = tf.cond(tf.constant(True), lambda: tape.gradient(loss, weights), lambda: first)
+        return [0.5 * a + 0.5 * b for a, b in zip(first, half, strict=True)]
+
+    def build(of: Any) -> Any:
+        class Own(keras.Sequential):  # type: ignore[misc, name-defined]
+            def train_step(self, data: Any) -> Any:
+                (x, y), weights = data, self.trainable_variables
+                with tf.GradientTape(persistent=True) as tape:
+                    each = tf.reduce_mean(tf.square(y - self(x, training=True)), -1)
+                    loss = tf.reduce_mean(each)
+                gradients = of(self, tape, each, loss, weights)
+                self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+                return {"own": 1.0}
+
+        keras.utils.set_random_seed(1)
+        return Own([keras.Input((6,)), keras.layers.Dense(1)])
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
+
+    plain = build(lambda _, tape, __, loss, weights: tape.gradient(loss, weights))
+    for of in (by_jacobian, with_flows, with_noise, in_part):
+        options: dict[str, Any] = {"optimizer": "sgd", "loss": None, **UNMEASURED}
+        mine = shared(lambda of=of: build(of), **options)
+        if of is not with_noise:
+            compare(mine, fit, build=lambda of=of: build(of), **options)
+            continue
+        fit(mine, False)
+        work.assert_same_on_all_ranks(mine.model)
+        compiled(plain, **options)
+        fit(plain, True)
+        for a, b in zip(work.values(mine.model), work.values(plain), strict=True):
+            assert np.abs(a - b).max() < CLOSE
+
+
+@on_ranks(2)
+def sums_by_a_constant_are_known_where_the_program_says_that_they_are_losses() -> None:
+    if work.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    class Summed(keras.losses.Loss):  # type: ignore[misc, name-defined]
+        def call(self, y: Any, out: Any) -> Any:
+            return tf.reduce_sum(tf.square(y - out)) / BATCH
+
+    def scaled(self: Any, y: Any, out: Any) -> Any:
+        return self.optimizer.scale_loss(tf.reduce_sum(tf.square(y - out)) / BATCH)
+
+    def build(of: Any) -> Any:
+        class Own(keras.Sequential):  # type: ignore[misc, name-defined]
+            def train_step(self, data: Any) -> Any:
+                (x, y), weights = data, self.trainable_variables
+                with tf.GradientTape() as tape:
+                    loss = of(self, y, self(x, training=True))
+                gradients = tape.gradient(loss, weights)
+                self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+                return {"own": 1.0}
+
+        keras.utils.set_random_seed(1)
+        return Own([keras.Input((6,)), keras.layers.Dense(1)])
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
+
+    for of in (scaled, lambda _, y, out: Summed()(y, out)):
+        options: dict[str, Any] = {"optimizer": "sgd", "loss": None, **UNMEASURED}
+        mine = shared(lambda of=of: build(of), **options)
+        compare(mine, fit, build=lambda of=of: build(of), **options)
+
+
+@on_ranks(2)
+def losses_that_reach_beyond_their_samples_train_as_in_one_process() -> None:
+    """A model's weights, what a layer has kept of its samples, a state of their own."""
+    ops = keras.ops
+
+    class Keeping(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        kept: Any = None
+
+        def call(self, x: Any) -> Any:
+            self.kept = x
+            return x
+
+    def squared(y: Any, out: Any) -> Any:
+        return ops.mean(ops.square(y - out), axis=-1)
+
+    class Counting(keras.losses.Loss):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = keras.Variable(0.0, trainable=False)
+
+        def call(self, y: Any, out: Any) -> Any:
+            if work.backend() != "jax":
+                self.calls.assign(self.calls + 1.0)
+            return squared(y, out)
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1), Keeping()])
+
+    def penalty(model: Any) -> Any:
+        weights = model.layers[0]
+        return lambda y, out: ops.mean(squared(y, out)) + 0.5 * ops.sum(ops.square(weights.kernel))
+
+    def of_kept(model: Any) -> Any:
+        keeping = model.layers[-1]
+        return lambda y, out: squared(y, out) + 0.5 * ops.mean(ops.square(keeping.kept), axis=-1)
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
+
+    for make in (penalty, of_kept, lambda _: Counting()):
+        models = [build(), build()]
+        losses = [make(model) for model in models]
+        mine = compiled(hvd.Model(models[0]), optimizer="sgd", loss=losses[0], **UNMEASURED)
+        compare(
+            mine, fit, build=lambda m=models: m[1], optimizer="sgd", loss=losses[1], **UNMEASURED
+        )
+        if work.backend() != "jax" and isinstance(losses[0], Counting):
+            assert float(ops.convert_to_numpy(losses[0].calls)) == 32 / BATCH
 
 
 @on_ranks(3)

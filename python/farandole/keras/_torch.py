@@ -101,6 +101,12 @@ class HookedExchange(Exchange):
         if self._exchange.taken is not None and self._is_plain_mean:
             return self._as_given(list(gradients))
         if self._exchange.reduced:
+            own = [v.value.grad for v in variables]
+            pairs = zip(gradients, own, strict=True)
+            if self._is_plain_mean and any(
+                g is not None and p is not None and g is not p for g, p in pairs
+            ):  # a step has made others of them, which may differ between ranks
+                return self._as_given(list(gradients))
             return self._with_late(list(gradients), variables)
         if not self._compared:
             kinds = ["without a gradient" if g is None else "dense" for g in gradients]

@@ -32,6 +32,7 @@ from farandole._core import InvalidArgument
 from farandole.common import _wrapped
 from farandole.common._inside import require_inside
 from farandole.keras._exchange import Alike, AloneExchange, Exchange, times
+from farandole.keras._global.loss_kinds import follows_from
 from farandole.keras._global.steps import running
 from farandole.keras._present import present
 from farandole.keras._reduction import Reduction
@@ -86,6 +87,8 @@ class State:
         if not self.local and not done:
             return exchange.reduce(gradients, variables)
         result = list(gradients)
+        if steps is not None:
+            self._average_changed(steps, result, variables)
         shared = []
         for i, variable in enumerate(variables):
             if self.local and optimizer._var_key(variable) in self.local:
@@ -99,6 +102,22 @@ class State:
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result
+
+    @staticmethod
+    def _average_changed(steps: Any, gradients: list[Any], variables: Sequence[Any]) -> None:
+        """What a step has made of reduced gradients may differ between ranks."""
+        given = steps.given_back
+        changed = [
+            i
+            for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+            if given and gradient is not None and id(variable) in steps.reduced
+            if id(gradient) not in given and not follows_from(gradient, given)
+        ]
+        if changed:
+            theirs = [variables[i] for i in changed]
+            averaged = steps.own_gradients.again([gradients[i] for i in changed], theirs)
+            for i, gradient in zip(changed, averaged, strict=True):
+                gradients[i] = gradient
 
     def ready_exchange(self, optimizer: Any) -> Exchange:
         """Collective, once in each world. `optimizer`: None of a step that reduces by itself."""

@@ -24,7 +24,7 @@ def learn() -> None:
     """Patches TensorFlow and Keras, so that a step knows which losses are means."""
     _learn(keras.losses.Loss, "__call__", _is_mean)
     owner: Any = next(c for c in keras.Model.__mro__ if "compute_loss" in vars(c))
-    _learn(owner, "compute_loss", lambda _, *args, **kwargs: True)  # noqa: ARG005
+    _learn(owner, "compute_loss", _is_of_batch)
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -54,14 +54,24 @@ def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = own(self, *args, **kwargs)
         steps: Steps | None = running()
-        if steps is None or loss is None or not is_mean(self, *args, **kwargs):
+        if steps is None or loss is None or not is_mean(steps, self, *args, **kwargs):
             return loss
         return steps.know(loss)
 
     setattr(kind, name, call)
 
 
-def _is_mean(loss: Any, y_true: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> bool:
-    """Of the loss of each sample."""
+def _is_mean(
+    steps: Steps, loss: Any, y_true: Any = None, y_pred: Any = None, *_: Any, **__: Any
+) -> bool:
+    """Of the loss of each sample of the part."""
     del y_true
-    return loss.reduction not in ("sum", *LEFT_OPEN) and not compares_samples(y_pred)
+    is_reduced = loss.reduction not in ("sum", *LEFT_OPEN)
+    return is_reduced and steps.covers(y_pred) and not compares_samples(y_pred)
+
+
+def _is_of_batch(
+    steps: Steps, _: Any, x: Any = None, y: Any = None, y_pred: Any = None, *__: Any, **___: Any
+) -> bool:
+    del x, y
+    return all(map(steps.covers, keras.tree.flatten(y_pred)))

@@ -9,8 +9,12 @@ results of all ranks. What they leave different is found at the end of the epoch
 
 from __future__ import annotations
 
+import dis
+import inspect
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -29,6 +33,7 @@ _ONCE = (
     "BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger",
     "RemoteMonitor", "TensorBoard",
 )  # fmt: skip
+_OF_LOGS = 2  # a batch, logs
 _WRITE = ("save", "save_weights", "export")  # methods of a model
 
 
@@ -70,15 +75,43 @@ def _is(callback: Any, *names: str) -> bool:
 
 @contextmanager
 def writing_once(model: Any) -> Iterator[None]:
-    """In it the model's methods that write do nothing on ranks but the first: callbacks of the
-    user's own, which every rank has, would all write one file."""
-    silent = [] if _world.rank() == 0 else [name for name in _WRITE if name not in vars(model)]
-    vars(model).update({name: lambda *_, **__: None for name in silent})
-    try:
+    """In it callbacks of the user's own, which every rank has, do not all write one file: what
+    ranks but the first save is nothing, or weights in a folder of their own, from which they load
+    them again."""
+    if _world.rank() == 0:
         yield
-    finally:
-        for name in silent:
-            del vars(model)[name]
+        return
+    with tempfile.TemporaryDirectory(prefix="farandole-weights-") as folder:
+        own = vars(model)
+        replaced = {name: own.get(name) for name in (*_WRITE, "load_weights")}
+        own.update(_of_this_rank_alone(model, Path(folder)))
+        try:
+            yield
+        finally:
+            for name, before in replaced.items():
+                if before is None:
+                    del own[name]
+                else:
+                    own[name] = before
+
+
+def _of_this_rank_alone(model: Any, folder: Path) -> dict[str, Callable[..., Any]]:
+    save, load = model.save_weights, model.load_weights
+    kept: dict[str, Path] = {}  # files by the names that the program gives
+
+    def save_weights(filepath: Any, *args: Any, **kwargs: Any) -> None:
+        kept[str(filepath)] = folder / f"{len(kept)}.weights.h5"
+        save(kept[str(filepath)], *args, **kwargs)
+
+    def load_weights(filepath: Any, *args: Any, **kwargs: Any) -> None:
+        load(kept.get(str(filepath), filepath), *args, **kwargs)
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    return {"save_weights": save_weights, "load_weights": load_weights} | {
+        name: nothing for name in _WRITE if name != "save_weights"
+    }
 
 
 def looking_at_batches(callbacks: Any) -> tuple[bool, bool]:
@@ -101,9 +134,17 @@ def _looks(callback: Any) -> bool:
 
 
 def _has_own(callback: Any, name: str) -> bool:
-    """Whether it has a method other than that of all callbacks."""
+    """Whether it has a method other than that of all callbacks, which reads its logs."""
     method = getattr(callback, name, None)
-    return method is not None and not getattr(method, "_is_default", False)  # as Keras marks it
+    if method is None or getattr(method, "_is_default", False):  # as Keras marks it
+        return False
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    if code is None or code.co_argcount < _OF_LOGS or code.co_flags & inspect.CO_VARARGS:
+        return True
+    logs = code.co_varnames[code.co_argcount - 1]
+    return any(
+        each.argval == logs or logs in str(each.argval) for each in dis.get_instructions(code)
+    )
 
 
 def rows_of(callbacks: Any) -> list[str]:

@@ -66,6 +66,25 @@ def compares_samples(outputs: Any) -> bool:
     return all(map(of_data, op.inputs)) and op.outputs[0].shape.as_list() == [None, None]
 
 
+def follows_from(tensor: Any, given: Mapping[int, Any]) -> bool:
+    """Whether a tensor of a graph is made of the given ones, of weights and numbers alone. An array
+    may be of this process' own."""
+    if not hasattr(tensor, "graph") or hasattr(tensor, "dense_shape"):
+        return False
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        op = each.op
+        if id(each) in given or id(op) in seen or op.type in _WEIGHTS:
+            continue
+        seen.add(id(op))
+        is_number = op.type == "Const" and (each.shape.rank == 0 or each.dtype.is_integer)
+        if op.type in _DATA or not (op.inputs or is_number) or "Random" in op.type:
+            return False
+        waiting += op.inputs
+    return True
+
+
 class _Reading:
     def __init__(self, known: Mapping[int, Kind]) -> None:
         self._known = known

@@ -10,7 +10,11 @@ optimizers then take what they are given.
     PyTorch      backward() itself reduces what it accumulates
 
 It is the optimizer that reduces, as in a step of Keras' own, where the step asks inside a loop, a
-branch, a function of its own or a map over samples: others may not ask as often.
+branch, a function of its own or a map over samples: others may not ask as often. So it is, too,
+where the loss is not known to be of the whole part: it may be of single samples.
+
+What the step makes of gradients that are reduced is the same on all ranks, if it adds nothing of
+its own. Where that is not seen in a graph, the optimizer averages it once more.
 """
 
 from __future__ import annotations
@@ -85,7 +89,13 @@ class OwnGradients:
         self._asked += 1
         made = self._reduce(self._asked, weighed, variables)
         steps.reduced |= set(map(id, variables))
+        steps.given_back |= {id(each): each for each in made if each is not None}
         return made
+
+    def again(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Collective: the mean of what the step has made of reduced gradients."""
+        self._asked += 1
+        return self._reduce(self._asked, gradients, variables)
 
 
 def learn() -> None:
@@ -118,22 +128,28 @@ def _learn_of_tapes() -> None:
             return given
         losses, gradients = tf.nest.flatten(target), tf.nest.flatten(given)
         own_gradients, variables = steps.own_gradients, None
+        kind, flows = steps.kind_of(losses), [*args[:1], kwargs.get("output_gradients")]
         if own_gradients is not None and _is_the_steps_own(tf, steps.share):
             variables = own_gradients.variables_of(tf.nest.flatten(sources))
-        if variables is None or args[:1] or kwargs.get("output_gradients"):
+        is_whole = steps.is_of_batch(kind) and all(each is None for each in flows)
+        if variables is None or not is_whole:
             steps.see(losses, gradients)
             return given
-        reduced = own_gradients.reduced(gradients, variables, steps.kind_of(losses))
+        reduced = own_gradients.reduced(gradients, variables, kind)
         return tf.nest.pack_sequence_as(given, reduced, expand_composites=False)
 
     tf.GradientTape.gradient = tf.autograph.experimental.do_not_convert(gradient)
 
 
 def _is_the_steps_own(tf: Any, share: Any) -> bool:
-    """Whether the graph is the one that the step is traced in, and none of a loop or a branch."""
+    """Whether the graph is the one that the step is traced in, and none of a loop, a branch or a
+    map over samples."""
     if tf.executing_eagerly():
         return not hasattr(share, "graph")
-    return tf.compat.v1.get_default_graph() is getattr(share, "graph", None)
+    graph = tf.compat.v1.get_default_graph()
+    scopes = graph.get_name_scope().split("/")  # pfor traces its body in the same graph
+    is_mapped = any(each.startswith("loop_body") for each in scopes)
+    return graph is getattr(share, "graph", None) and not is_mapped
 
 
 @cache
@@ -178,7 +194,8 @@ def _reduced_on_jax(gradients: Any, weights: Any) -> Any:
         return gradients
     sources, (leaves, form) = tree.leaves(weights), tree.flatten(gradients)
     variables = steps.own_gradients.variables_of(sources)
-    if variables is None or not all(map(_are_traced_alike, sources, leaves)):
+    is_whole = variables is not None and steps.is_of_batch(None)
+    if not is_whole or not all(map(_are_traced_alike, sources, leaves)):
         return gradients
     reduced = steps.own_gradients.reduced(leaves, variables, steps.kind_of([]))
     return tree.unflatten(form, reduced)

@@ -6,12 +6,13 @@ out is not: it gets the whole batch (whole_losses.py).
 
 Keras' own losses are known. Another one is tried on a few made-up samples, once: a batch must give
 what its halves give, and as many values as samples whatever their values are. What cannot be tried
-counts as a loss of the whole batch, which is right for every loss, and slower for most.
+counts as a loss of the whole batch, which is right for every loss, and slower for most; but not one
+that has a state, or reaches a model, in which it finds values of the rank's own samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -31,11 +32,18 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
     Args:
         y_true, y_pred: what it is called with; of these shapes and dtypes are looked at.
     """
-    if _is_by_itself(loss) or _gives_one_number(loss, y_true, y_pred):
+    if _is_by_itself(loss):
+        return False
+    reached = list(_reached(loss))
+    if any(isinstance(each, keras.Variable) or hasattr(each, "assign") for each in reached):
+        return not _is_symbolic_number(loss, y_true, y_pred)  # a call would change its state
+    if _gives_one_number(loss, y_true, y_pred):
         return False
     name = _name_in_keras(loss)
     if name is not None:
         return name not in _MIX
+    if any(isinstance(each, keras.Layer) for each in reached):
+        return True
     try:
         targets, outputs = (
             keras.tree.map_structure(lambda tensor: _made_up(tensor, loss.dtype), each)
@@ -62,6 +70,27 @@ def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
     y_true, y_pred = (keras.tree.map_structure(as_read, each) for each in (y_true, y_pred))
     shape = loss.call(y_true, y_pred).shape
     return bool((shape.rank if hasattr(shape, "rank") else len(shape)) == 0)  # of none, in a graph
+
+
+def _is_symbolic_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    def symbol(tensor: Any) -> Any:
+        return keras.KerasTensor(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
+
+    symbols = keras.tree.map_structure(symbol, (y_true, y_pred))
+    spec = keras.src.backend.compute_output_spec(loss.call, *symbols)
+    return len(spec.shape) == 0
+
+
+def _reached(loss: Any) -> Iterator[Any]:
+    """The objects that a loss, or its function, has by name."""
+    function = getattr(loss, "fn", type(loss).call)
+    yield from vars(loss).values()
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    yield from (cell.cell_contents for cell in function.__closure__ or ())
+    known = function.__globals__
+    yield from (known[name] for name in code.co_names if name in known)
 
 
 def _name_in_keras(loss: Any) -> str | None:

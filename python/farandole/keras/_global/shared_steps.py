@@ -29,10 +29,10 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
     own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
 
     @contextmanager
-    def changing(share: Any) -> Iterator[None]:
+    def changing(share: Any, batch: Any) -> Iterator[None]:
         joint = normalization.joint_variables()
         kept = _kept_without_samples(model, steps, joint)
-        with steps.of(share), normalization.joined(), kept:
+        with steps.of(share, batch=batch), normalization.joined(), kept:
             yield
 
     def weighing() -> AbstractContextManager[None]:
@@ -49,7 +49,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         batch, share = unmarked(data)
         if share is None:
             return own_train(data)
-        with changing(share):
+        with changing(share, batch):
             with weighing():
                 logs = own_train(batch)
             told = own_logs(logs) if is_own(model, "train_step") else None
@@ -59,7 +59,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         batch, share = unmarked(data)
         if share is None:
             return own_test(data)
-        with changing(share):
+        with changing(share, batch):
             logs = own_test(batch)
             told = own_logs(logs) if is_own(model, "test_step") else None
         return logs if told is None else told()
@@ -147,7 +147,7 @@ def _jax_steps(
         own = steps.own_gradients
         asking = nullcontext() if own is None else own.of_values(state[0])
         known = [*model.trainable_variables, *model.non_trainable_variables]
-        with steps.of(share, total_of(data)), normalization.joined():
+        with steps.of(share, total_of(data), batch), normalization.joined():
             with present(known, [*state[0], *state[1]]), asking:
                 logs, (trained, others, optimizer, metrics) = own_train(state, batch)
             logs = told("train_step", logs, metrics, state[3])
@@ -158,7 +158,7 @@ def _jax_steps(
         batch, share = unmarked(data)
         if share is None:
             return own_test(state, data)
-        with steps.of(share, total_of(data)), normalization.joined():
+        with steps.of(share, total_of(data), batch), normalization.joined():
             logs, (trained, others, metrics) = own_test(state, batch)
             logs = told("test_step", logs, metrics, state[2])
             others, metrics = kept_but_joint(others, state[1]), kept_metrics(metrics, state[2])
@@ -168,7 +168,7 @@ def _jax_steps(
         batch, share = unmarked(data)
         if share is None:
             return own_predict(state, data)
-        with steps.of(share, total_of(data)), normalization.joined():
+        with steps.of(share, total_of(data), batch), normalization.joined():
             outputs, others = own_predict(state, batch)
         return marked_outputs(outputs, share), others
 

@@ -112,6 +112,8 @@ class Steps:
         self._kinds: set[Kind | None] = set()  # of losses, inside a step of the user's own
         self._gradients: list[Any] = []  # that tapes have given as they are, likewise
         self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
+        self.given_back: dict[int, Any] = {}  # such gradients, by id
+        self._rows: int | None = None  # of its batch on this rank, where that is a number
         self._has_told: set[str] = set()
         self.own_gradients: Any = None  # an OwnGradients, where frameworks' gradients are reduced
         # Makes an optimizer reduce that the model was not compiled with.
@@ -180,11 +182,22 @@ class Steps:
 
     # ---- losses of a step of the user's own ----
 
-    def know(self, loss: Any, kind: Kind = Kind.MEAN) -> Any:
-        """Returns the loss, which is of this kind."""
+    def know(self, loss: Any) -> Any:
+        """Returns the loss, which is a mean over samples if nothing else is seen in its graph."""
         self.knows_loss = True
-        self._known[id(loss)] = loss, kind
+        self._known[id(loss)] = loss, self._kind_of(loss) or Kind.MEAN
         return loss
+
+    def covers(self, outputs: Any) -> bool:
+        """Whether they are of all samples of the rank's part, and not of some."""
+        shape: Any = getattr(outputs, "shape", ())
+        rows = shape[0] if len(shape) > 0 else 0
+        whole = self._rows or 0
+        return rows is None or (whole > 0 and rows > 0 and rows % whole == 0)
+
+    def is_of_batch(self, kind: Kind | None) -> bool:
+        """Whether a loss of this kind is known to be of all samples of the part."""
+        return kind is not None or (self.knows_loss and not hasattr(self.share, "graph"))
 
     def kind_of(self, losses: list[Any]) -> Kind | None:
         """Of their sum, which is differentiated."""
@@ -255,17 +268,20 @@ class Steps:
             self.tell_of_loss(None)
 
     @contextmanager
-    def of(self, share: Any, total: int | None = None) -> Iterator[None]:
+    def of(self, share: Any, total: int | None = None, batch: Any = None) -> Iterator[None]:
         self.share, self.total = share, total
+        rows = [each.shape[0] for each in keras.tree.flatten(batch) if hasattr(each, "shape")]
+        self._rows = rows[0] if rows else None
         self.knows_loss = False
-        self._known, self._kinds, self._gradients, self.reduced = {}, set(), [], set()
+        self._known, self._kinds, self._gradients = {}, set(), []
+        self.reduced, self.given_back = set(), {}
         _running.append(self)
         try:
             yield
         finally:
             _running.pop()
             self.share = self.total = None
-            self._known, self._gradients = {}, []
+            self._known, self._gradients, self.given_back = {}, [], {}
 
     @contextmanager
     def holding(self, share: Any) -> Iterator[list[Any]]:

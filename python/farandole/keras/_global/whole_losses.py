@@ -28,7 +28,9 @@ def of_all_ranks(
     mask = get_keras_mask(y_pred)
     given = keras.tree.flatten([y_true, sample_weight, mask])
     rows = [i for i, each in enumerate(given) if each is not None and len(each.shape)]
-    outputs = keras.tree.flatten(y_pred)
+    count, total = steps.count_and_total()
+    # What comes by outputs is summed over ranks, and all else, as a penalty of weights, averaged.
+    outputs = [_with_flow(each, total / count) for each in keras.tree.flatten(y_pred)]
     gather = GATHER[keras.backend.backend()]
     gathered, whole = gather([given[i] for i in rows], outputs, steps, name)
     for i, each in zip(rows, gathered, strict=True):
@@ -39,11 +41,15 @@ def of_all_ranks(
         set_keras_mask(predicted, mask)
     value = loss(targets, predicted, weights)
     if len(value.shape) > 0:  # without a reduction; Steps.scaled has the factor of a sum
-        return value
-    count, total = steps.count_and_total()
+        return _with_flow(value, count / total)
+    return value
+
+
+def _with_flow(value: Any, factor: Any) -> Any:
+    """The same, with its gradient times the factor."""
     constant = keras.ops.stop_gradient(value)
-    factor = keras.ops.cast(total / count, keras.backend.standardize_dtype(value.dtype))
-    return constant + factor * (value - constant)
+    by = keras.ops.cast(factor, keras.backend.standardize_dtype(value.dtype))
+    return constant + by * (value - constant)
 
 
 _Whole = tuple[list[Any], list[Any]]  # what is only read; outputs, this rank's with its gradient

@@ -33,6 +33,7 @@ from farandole.keras._global.whole_losses import GATHER
 
 DECLARED = "state_is_sum"  # an attribute of a metric of the user's own
 _WRAPPED = "_farandole_whole"
+_CHANGING = {"add_weight", "add_variable", "assign", "assign_add", "assign_sub", "Variable"}
 _SENT = (
     "metric {} has an update_state() of its own: in each step ranks send each other what it is "
     f"told, so that it sees the whole batch\n  advice: {DECLARED} = True in its class saves that, "
@@ -52,8 +53,31 @@ def all_of(metrics: Any) -> list[Any]:
 
 
 def is_own(metric: Any) -> bool:
-    """Whether it is told samples by a method of the user's, and does not say that it sums."""
-    return not _is_of_keras(type(metric).update_state) and not getattr(metric, DECLARED, False)
+    """Whether it is told samples by a method of the user's, and its state may be no sum: it does
+    not say so, and the method is not one that only prepares what Keras' own adds up."""
+    kind = type(metric)
+    if _is_of_keras(kind.update_state) or getattr(metric, DECLARED, False):
+        return False
+    return not _only_prepares(kind)
+
+
+def _only_prepares(kind: Any) -> bool:
+    """Whether it derives from a metric of Keras' that has an update_state(), adds no variable, and
+    calls that."""
+    theirs = [each for each in kind.__mro__ if not each.__module__.startswith("keras.")]
+    metrics = [each for each in kind.__mro__ if issubclass(each, keras.metrics.Metric)]
+    adds_up = any(
+        "update_state" in vars(each)
+        for each in metrics
+        if each not in theirs and each is not keras.metrics.Metric
+    )
+    codes = [
+        f.__code__ for each in theirs for f in vars(each).values() if isinstance(f, FunctionType)
+    ]
+    names = {name for code in codes for name in code.co_names}
+    calls = getattr(kind.update_state, "__code__", None)
+    by_super = calls is not None and {"update_state", "super"} <= set(calls.co_names)
+    return adds_up and by_super and not names & _CHANGING
 
 
 def _is_of_keras(function: Any) -> bool:
@@ -130,6 +154,14 @@ def _of_all_ranks(tree: Any, metric: Any, steps: Steps, label: str) -> Any:
     flat = keras.tree.flatten(tree)
     masks = {i: mask for i, each in enumerate(flat) if (mask := get_keras_mask(each)) is not None}
     rows = [i for i, each in enumerate(flat) if not is_number(each) and hasattr(each, "shape")]
+    for i in rows:
+        if not steps.covers(flat[i]):
+            raise InvalidArgument(
+                f"metric {type(metric).__name__}: update_state() is told an array of shape "
+                f"{tuple(flat[i].shape)}, which is not one of samples, so the ranks' cannot be put "
+                f"together\n  advice: tell it samples, or say {DECLARED} = True in its class if "
+                "its state is sums over samples"
+            )
     sent = [_sendable(each, metric) for each in (*(flat[i] for i in rows), *masks.values())]
     whole = GATHER[keras.backend.backend()]([], sent, steps, label)[1] if sent else []
     numbers = [i for i, each in enumerate(flat) if is_number(each)]
