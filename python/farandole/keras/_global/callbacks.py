@@ -97,14 +97,15 @@ def writing_once(model: Any) -> Iterator[None]:
 
 def _of_this_rank_alone(model: Any, folder: Path) -> dict[str, Callable[..., Any]]:
     save, load = model.save_weights, model.load_weights
-    kept: dict[str, Path] = {}  # files by the names that the program gives
+    kept: dict[str, Path] = {}  # copies, by the names that the program gives
 
     def save_weights(filepath: Any, *args: Any, **kwargs: Any) -> None:
-        kept[str(filepath)] = folder / f"{len(kept)}.weights.h5"
-        save(kept[str(filepath)], *args, **kwargs)
+        copy = kept.setdefault(str(filepath), folder / f"{len(kept)}.weights.h5")
+        save(copy, *args, **kwargs)
 
     def load_weights(filepath: Any, *args: Any, **kwargs: Any) -> None:
-        load(kept.get(str(filepath), filepath), *args, **kwargs)
+        copy = kept.get(str(filepath))
+        load(copy if copy is not None and copy.exists() else filepath, *args, **kwargs)
 
     def nothing(*_: Any, **__: Any) -> None:
         pass

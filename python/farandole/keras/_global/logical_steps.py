@@ -89,7 +89,7 @@ class _Parts:
             others, metrics: the model's, as the step begins.
         """
         zeros = [keras.ops.zeros_like(v) for v in metrics]
-        with self.steps.holding(share) as held:
+        with self.steps.holding(share, batch) as held:
             logs, new, added = call(batch, self.roles.moved(others, part, 1), zeros)
             gradients = [dense(g) for g in held[-1]] if held else []
             self._told[label] = list(logs) if isinstance(logs, dict) else None

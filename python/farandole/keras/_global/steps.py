@@ -270,8 +270,8 @@ class Steps:
     @contextmanager
     def of(self, share: Any, total: int | None = None, batch: Any = None) -> Iterator[None]:
         self.share, self.total = share, total
-        rows = [each.shape[0] for each in keras.tree.flatten(batch) if hasattr(each, "shape")]
-        self._rows = rows[0] if rows else None
+        shapes: list[Any] = [getattr(each, "shape", ()) for each in keras.tree.flatten(batch)]
+        self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
         self.knows_loss = False
         self._known, self._kinds, self._gradients = {}, set(), []
         self.reduced, self.given_back = set(), {}
@@ -284,12 +284,12 @@ class Steps:
             self._known, self._gradients, self.given_back = {}, [], {}
 
     @contextmanager
-    def holding(self, share: Any) -> Iterator[list[Any]]:
+    def holding(self, share: Any, batch: Any) -> Iterator[list[Any]]:
         """Gradients that the optimizer gets meanwhile come here, and update nothing."""
         held: list[Any] = []
         self.held = held
         try:
-            with self.of(share):
+            with self.of(share, batch=batch):
                 yield held
         finally:
             self.held = None
