@@ -182,13 +182,12 @@ def test_a_warning_names_the_rank_that_stops_while_data_move(
     warned: list[str] = []
 
     def hear() -> list[str]:
-        """Ranks that share a core may also wait for one that has not yet reached the operation."""
-        warned[:] = [text for text in map(world.output, survivors) if "for data" in text]
+        warned[:] = [text for text in map(world.output, survivors) if "are stopped:" in text]
         return warned
 
     harness.wait_until(hear, "a warning")
     for text in warned:
-        assert f"for data of rank {victim} (pid {world.pids[victim]}, stopped)" in text, text
+        assert f"are stopped: rank {victim} (pid {world.pids[victim]}, stopped)\n" in text, text
     world.signal(victim, signal.SIGKILL)
     assert {o.error for o in world.outcomes(survivors)} == {"PeerLost"}
 

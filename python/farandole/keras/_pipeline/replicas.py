@@ -12,6 +12,7 @@ from farandole import _core
 from farandole._collectives import all_reduce, broadcast, grouped_all_reduce
 from farandole._core import Group, RemoteError
 from farandole.common._process_set import ProcessSet, own_group_of
+from farandole.keras._exchange import label_of
 from farandole.keras._pipeline.tensors import array_of
 
 
@@ -29,10 +30,10 @@ class Replicas:
         """Collective: all replicas take the values of the first."""
         if self._group is None:
             return
-        for variable in variables:
+        for i, variable in enumerate(variables):
             value = np.array(keras.ops.convert_to_numpy(variable), order="C")
             if value.dtype.name in _core.dtypes and value.size:
-                label = f"first value of '{variable.path}'"
+                label = f"first value of '{label_of(i, variable)}'"
                 variable.assign(broadcast(value, root=0, name=label, group=self._group))
 
     def summed(self, gradients: Sequence[Any], *, failed: bool) -> list[Any]:
