@@ -154,7 +154,7 @@ TESTS = [
     ),
     Guard(
         "two builds that differ",
-        "cd build; mkdir -p planted; for word in one two; do echo $word >planted/planted.so; python -m zipfile -c $word.whl planted; done;"
+        "mkdir -p build/planted; cd build; for word in one two; do echo $word >planted/planted.so; python -m zipfile -c $word.whl planted; done;"
         " python ../.ci/repeatable.py one.whl two.whl",
         {}, "planted.so differs from byte 0",
     ),
