@@ -383,6 +383,65 @@ def what_is_wrong_is_named_on_every_rank() -> None:
         pipeline.fit(X[: 50 - hvd.rank()], Y[: 50 - hvd.rank()], verbose=0)
 
 
+class Largest(keras.metrics.Metric):  # type: ignore[misc]  # Keras has no types
+    """Its state is no sum."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.most = self.add_weight(name="most", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_true, sample_weight
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.most * 1.0  # no view, which would go on changing
+
+
+class Seen(Largest):
+    """Says that its state is a sum, which it is."""
+
+    state_is_sum = True
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_pred, sample_weight
+        self.most.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+
+def dice(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.sum(y_true * y_pred) / keras.ops.sum(y_true * y_true + y_pred * y_pred)
+
+
+def of_pairs(y_true: Any, y_pred: Any) -> Any:
+    apart = keras.ops.softmax(keras.ops.transpose(y_pred))
+    return keras.ops.mean(keras.ops.square(keras.ops.transpose(apart) - y_true), axis=-1)
+
+
+@on_ranks(2)
+def losses_and_metrics_of_the_whole_batch_are_refused() -> None:
+    """A micro-batch knows a part of it."""
+    pipeline = hvd.Pipeline(chain(), split=[3], micro_batches=2)
+    with raises(fd.InvalidArgument, "metric Largest has an update_state() of its own"):
+        compiled(pipeline, metrics=["mae", Largest()])
+    for options, words in [
+        ({"loss": dice}, "loss dice is of the whole batch"),
+        ({"loss": of_pairs}, "loss of_pairs is of the whole batch"),
+        ({"metrics": [dice]}, "metric dice gives one number for all samples"),
+    ]:
+        compiled(pipeline, **options)
+        error = fd.InvalidArgument if hvd.rank() else fd.RemoteError
+        with raises(error, words):
+            pipeline.train_on_batch(X, Y)
+    compiled(pipeline, metrics=[Seen()])
+    assert pipeline.train_on_batch(X, Y)[1] == len(X)
+
+
+@on_ranks(2)
+def whole_batches_have_losses_and_metrics_of_one_process() -> None:
+    """With one micro-batch on one replica nothing is cut."""
+    check(chain, micro_batches=1, split=[3], compile={"loss": dice, "metrics": [Largest(), dice]})
+
+
 @on_ranks(2)
 def a_stage_that_raises_is_named() -> None:
     class Trap(keras.layers.Layer):

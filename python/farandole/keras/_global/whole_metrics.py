@@ -212,7 +212,7 @@ def learn() -> None:
         weighs = sample_weight is not None or get_keras_mask(y_pred) is not None
         alone = steps is None or (_world.size() == 1 and steps.block is None)
         # Keras refuses to weigh few numbers.
-        if steps is None or alone or weighs or not _gives_few_numbers(self, y_true, y_pred):
+        if steps is None or alone or weighs or not gives_few_numbers(self, y_true, y_pred):
             return own(self, y_true, y_pred, sample_weight)
         if steps.block is not None:
             raise InvalidArgument(
@@ -232,7 +232,7 @@ def learn() -> None:
     wrapper.update_state = update_state
 
 
-def _gives_few_numbers(metric: Any, y_true: Any, y_pred: Any) -> bool:
+def gives_few_numbers(metric: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether the function gives anything but a value for each sample. All ranks find the same,
     however many samples they have."""
     fn = metric._fn

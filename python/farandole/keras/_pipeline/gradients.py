@@ -74,7 +74,7 @@ class _TensorFlow:
         def compiled(function: Any) -> Any:
             if computing.module.run_eagerly:
                 return function
-            return tf.function(function, reduce_retracing=True)
+            return tf.function(function, reduce_retracing=True, autograph=False)  # as Keras
 
         self._train, self._test = compiled(computing.train), compiled(computing.test)
         self._predict = compiled(computing.predict)

@@ -11,6 +11,7 @@ import numpy as np
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._numerics import Numerics
+from farandole.keras._pipeline.apart import check_at_first_use, refuse_own_metrics
 from farandole.keras._pipeline.computing import Computing, reduction_of
 from farandole.keras._pipeline.gradients import engine_of
 from farandole.keras._pipeline.replicas import Replicas
@@ -49,6 +50,10 @@ class Stepping:
         self._stage: Stage | None = None
         self._reduction, self._ready = "mean", False
 
+    @property
+    def _cuts_batches(self) -> bool:
+        return self._micro_batches * self._place.replicas > 1
+
     def compile(self, optimizer: Any, loss: Any, **options: Any) -> None:
         """Raises InvalidArgument."""
         optimizer = keras.optimizers.get(optimizer)
@@ -60,6 +65,8 @@ class Stepping:
                 "itself, whose gradients a Pipeline adds up over replicas"
             )
         self._reduction = reduction_of(loss)
+        if self._cuts_batches:
+            refuse_own_metrics([options.get("metrics"), options.get("weighted_metrics")])
         if self._place.is_last:
             options["loss"] = loss
         else:
@@ -85,6 +92,8 @@ class Stepping:
                     lambda t: keras.KerasTensor((n, *t.shape[1:]), t.dtype), module._inputs_struct
                 )
                 module._symbolic_build(data_batch=(x, *sample[1:]))
+                if self._cuts_batches:
+                    check_at_first_use(module)
             elif module.trainable_variables:
                 module.optimizer.build(module.trainable_variables)
             self._ready, self._stage = True, None

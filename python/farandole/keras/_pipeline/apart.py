@@ -1,0 +1,74 @@
+"""Refuses losses and metrics of a whole batch, of which a micro-batch knows a part alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import keras
+
+from farandole._core import InvalidArgument
+from farandole.data._tree import leaves
+from farandole.keras._global.samples_apart import keeps_samples_apart
+from farandole.keras._global.whole_metrics import DECLARED, all_of, gives_few_numbers, is_own
+
+_ADVICE = "or a Pipeline with micro_batches=1 and one replica"
+
+
+def refuse_own_metrics(metrics: Any) -> None:
+    """Raises InvalidArgument for a metric whose update_state() is to see the whole batch."""
+    for metric in all_of(leaves(metrics)):
+        if isinstance(metric, keras.metrics.Metric) and is_own(metric):
+            raise InvalidArgument(
+                f"compile(): metric {type(metric).__name__} has an update_state() of its own, "
+                "which is to see the whole batch; a Pipeline tells it micro-batches\n"
+                f"  advice: {DECLARED} = True in its class, if its state is nothing but sums over "
+                f"samples, {_ADVICE}"
+            )
+
+
+def check_at_first_use(module: Any) -> None:
+    """Has the built losses and metric functions of a stage refuse, when they are first called, to
+    be of the whole batch."""
+    compiled = module._compile_loss
+    if compiled is not None:
+        compiled._flat_losses = [
+            each._replace(loss=_checked_loss(each.loss)) for each in compiled._flat_losses
+        ]
+    for metric in all_of(module.metrics):
+        if isinstance(metric, keras.metrics.MeanMetricWrapper):
+            metric.update_state = _checked_update(metric)
+
+
+def _checked_loss(loss: Any) -> Callable[..., Any]:
+    is_checked = False
+
+    def call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        nonlocal is_checked
+        if not is_checked and not keeps_samples_apart(loss, y_true, y_pred):
+            raise InvalidArgument(
+                f"loss {getattr(loss, 'name', loss)} is of the whole batch, which a micro-batch of "
+                "a Pipeline does not know\n"
+                f"  advice: return a loss for each sample, made from that sample alone, {_ADVICE}"
+            )
+        is_checked = True
+        return loss(y_true, y_pred, sample_weight)
+
+    return call
+
+
+def _checked_update(metric: Any) -> Callable[..., Any]:
+    own = type(metric).update_state.__get__(metric)
+
+    @wraps(own)
+    def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if gives_few_numbers(metric, y_true, y_pred):
+            raise InvalidArgument(
+                f"metric {metric.name} gives one number for all samples of a batch, which a "
+                "micro-batch of a Pipeline does not know\n"
+                f"  advice: return a value for each sample, {_ADVICE}"
+            )
+        return own(y_true, y_pred, sample_weight)
+
+    return update_state
