@@ -131,7 +131,8 @@ class HookedExchange(Exchange):
 
     @property
     def has_reduced(self) -> bool:
-        return bool(self._exchange.reduced)
+        """What its hooks have reduced, before another optimizer took its variables, is gone."""
+        return self._exchange.taken is None and bool(self._exchange.reduced)
 
     @property
     def _is_plain_mean(self) -> bool:
