@@ -20,7 +20,7 @@ PEERS  ?= mpich impi
 MPIS   ?= openmpi mpich impi
 REPORT ?=
 CLANG  ?=
-GUARDS ?= --draw 6
+GUARDS ?= --draw
 DIFFERENTIAL ?= --seconds 3600
 TIDY   ?= $(shell git ls-files 'csrc/*.cpp' 'tests/core/*.cpp')
 

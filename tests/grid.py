@@ -43,7 +43,7 @@ def combinations(
         return every
     chosen = set(_pairs(every))
     dice = random.Random(zlib.crc32(repr(every).encode()) + seed())
-    chosen.update(dice.sample(range(len(every)), len(every) // DRAWN))
+    chosen.update(dice.sample(range(len(every)), -(-len(every) // DRAWN)))
     return Combinations(every[i] for i in sorted(chosen))
 
 

@@ -44,6 +44,7 @@ def replace(old: str, by: str) -> Change:
 BADLY_FORMATTED = "#pragma once\nint   planted( );\n"
 CONFIGURE = "cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null; "
 STUBTEST = "python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core"
+TESTING = "PYTHONPATH=$(echo ../../cpython-*/testing):$PYTHONPATH MYPYPATH=tests python -m mypy.stubtest --mypy-config-file pyproject.toml _core_testing"
 
 LINT = [
     Guard("ruff check", "ruff check --no-cache", {"python/farandole/planted.py": new("import os\n")}, "F401"),
@@ -64,6 +65,7 @@ LINT = [
         "stubtest", STUBTEST, {"python/farandole/_core/__init__.pyi": append("\ndef planted() -> None: ...\n")},
         "planted is not present at runtime",
     ),
+    Guard("stubtest of what tests reach", TESTING, {"tests/_core_testing.pyi": append("\ndef planted() -> None: ...\n")}, "planted is not present at runtime"),
     Guard(
         "clang-tidy",
         CONFIGURE + "clang-tidy -p build/tidy --quiet --warnings-as-errors='*' csrc/base/reduce_op.cpp",
@@ -89,6 +91,7 @@ caught by: tests/unit/test_grid.py
 +\"\"\"Tables of tests over dimensions that do not depend on each other:
 """
 
+PLANTED_TEST = "tests/unit/test_planted.py"
 LEFT = "/dev/shm/farandole-planted"
 BILL = """{"metadata": {"tools": {"components": [{"name": "GNU", "version": "12"}]}, "component": {"version": "1"}},
  "components": [{"name": "libc++", "licenses": [{"expression": "Apache-2.0 WITH LLVM-exception"}]},
@@ -114,16 +117,48 @@ TESTS = [
         "ctest", BUILD + "; ctest --test-dir build/checks -R farandole_tests --output-on-failure",
         {"tests/cpp/test_clock_log.cpp": append("\nTEST(planted) { CHECK_EQUAL(1, 2); }\n")}, "FAILED: planted", slow=True,
     ),
-    Guard("pytest", PYTEST + "tests/unit/test_planted.py", {"tests/unit/test_planted.py": new("def test_planted():\n    assert 1 == 2\n")}, "1 failed"),
+    Guard("pytest", PYTEST + PLANTED_TEST, {PLANTED_TEST: new("def test_planted():\n    assert 1 == 2\n")}, "1 failed"),
     Guard(
-        "pytest: warnings", PYTEST + "tests/unit/test_planted.py",
-        {"tests/unit/test_planted.py": new("import warnings\n\n\ndef test_planted():\n    warnings.warn('planted')\n")}, "UserWarning: planted",
+        "pytest: warnings", PYTEST + PLANTED_TEST,
+        {PLANTED_TEST: new("import warnings\n\n\ndef test_planted():\n    warnings.warn('planted')\n")}, "UserWarning: planted",
     ),
-    Guard("pytest: no test", PYTEST + "tests/unit/test_planted.py", {"tests/unit/test_planted.py": new("")}, "no tests ran"),
+    Guard("pytest: no test", PYTEST + PLANTED_TEST, {PLANTED_TEST: new("")}, "no tests ran"),
     Guard(
-        "pytest: memory that is left", f"trap 'rm -f {LEFT}' EXIT; {PYTEST} tests/unit/test_planted.py",
-        {"tests/unit/test_planted.py": new(f"def leaves():\n    open('{LEFT}', 'w').close()\n\n\ndef test_planted(spawn):\n    spawn(1).run(leaves)\n")},
+        "pytest: memory that is left", f"trap 'rm -f {LEFT}' EXIT; {PYTEST}{PLANTED_TEST}",
+        {PLANTED_TEST: new(f"def leaves():\n    open('{LEFT}', 'w').close()\n\n\ndef test_planted(spawn):\n    spawn(1).run(leaves)\n")},
         f"assert .*{LEFT}",
+    ),
+    Guard("pytest: unknown marks", PYTEST + PLANTED_TEST, {PLANTED_TEST: new("import pytest\n\n\n@pytest.mark.planted\ndef test_planted():\n    pass\n")}, "'planted' not found in `markers`"),
+    Guard(
+        "pytest: failures that are expected and do not come", PYTEST + PLANTED_TEST,
+        {PLANTED_TEST: new("import pytest\n\n\n@pytest.mark.xfail\ndef test_planted():\n    pass\n")}, "XPASS\\(strict\\)",
+    ),
+    Guard("pytest: time", f"{PYTEST}-o timeout=1 {PLANTED_TEST}", {PLANTED_TEST: new("import time\n\n\ndef test_planted():\n    time.sleep(60)\n")}, "Timeout"),
+    Guard(
+        "pytest: descriptors that are left", PYTEST + PLANTED_TEST,
+        {PLANTED_TEST: new("import os\n\n\ndef test_planted(spawn):\n    spawn(1)\n    os.dup(1)\n")}, "open_files",
+    ),
+    Guard(
+        "pytest: rows that run too seldom", PYTEST + "--collect-only tests/planted",
+        {"tests/planted/test_planted.py": new("import pytest\n\n\n@pytest.mark.drawn(9)\n@pytest.mark.parametrize('x', range(9))\ndef test_planted(x):\n    pass\n")},
+        "run in less than 1 of 8 runs.*test_planted",
+    ),
+    Guard(
+        "make differential", 'python tests/differential/search.py --ranks 2 --program "front=torch.hook"',
+        {"python/farandole/torch/optimizer.py": replace("op: int = Average", "op: int = Sum")}, "1 faults, the first: .*is off by",
+    ),
+    Guard(
+        "make demo", "python examples/demo.py --output build/planted",
+        {"python/farandole/torch/optimizer.py": replace("op: int = Average", "op: int = Sum")}, "NOT THE SAME",
+    ),
+    Guard(
+        "make faults", "python tests/faults/report.py --runs 1 --rows 1",
+        {"tests/faults/report_program.py": replace('f"@{word} ', 'f"{word} ')}, "no rank says that it was done",
+    ),
+    Guard("make guards", "python tests/guards/run.py planted", {"tests/guards/table.py": append('\nGUARDS.append(Guard("planted", "true", {}, "words"))\n')}, "not caught: planted \\(NOT NOTICED\\)"),
+    Guard(
+        "make guards: a fault that no longer applies", "python tests/guards/run.py planted",
+        {"tests/guards/table.py": append('\nGUARDS.append(Guard("planted", "false", {"Makefile": replace("nowhere", "")}, "words"))\n')}, "'nowhere' is not there any more",
     ),
     Guard(
         "make sanitize-module", ASAN,
@@ -175,6 +210,7 @@ PAGES = [
     Guard("site: links", SITE, {"docs/start.md": append("\n[planted](nowhere.md)\n")}, "nowhere.md"),
     Guard("site: anchors", SITE, {"docs/start.md": append("\n[planted](errors.md#nowhere)\n")}, "nowhere"),
     Guard("site: links to files", SITE, {"docs/start.md": append("\n[planted](../nowhere.py)\n")}, "nowhere.py, which is not there"),
+    Guard("site: pages that no list has", SITE, {"docs/planted.md": new("# Planted\n")}, "planted.md"),
     Guard("site: names", SITE, {"docs/reference/ray.md": replace("`RanksFailed`", "It")}, "RanksFailed is on no page"),
     Guard(
         "site: docstrings", SITE,
@@ -205,6 +241,7 @@ LAYERS = [
         "layers: circles of folders", layers("test_the_table_has_no_circle"),
         {"tests/test_layers.py": replace('"transport": set(),', '"transport": {"control"},')}, "a circle among",
     ),
+    Guard("layers: modules in no layer", layers("test_python_imports_lower_layers"), {"python/farandole/planted.py": new("")}, "planted"),
     Guard("layers: guests", IMPORTS, {PLANTED + ".py": new("import torch\n")}, "imports torch"),
     Guard("layers: private modules", IMPORTS, {"python/farandole/_planted.py": new("from farandole import data\n")}, "imports farandole"),
     Guard("layers: relative imports", IMPORTS, {PLANTED + ".py": new("from . import exceptions\n")}, "a relative import"),
@@ -215,7 +252,7 @@ LAYERS = [
     ),
     Guard(
         "layers: the table of Python", layers("test_the_table_of_python_is_of_today"),
-        {"tests/test_layers.py": replace('"_core _datagrams', '"_core _nowhere _datagrams')}, "_nowhere",
+        {"tests/test_layers.py": replace('"_core _json', '"_core _nowhere _json')}, "_nowhere",
     ),
     Guard(
         "layers: circles of modules", layers("test_no_two_modules_import_each_other"),
@@ -266,6 +303,17 @@ CI = [
         {"planted": new('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9); exec(\'\'\'$2\'\'\')"\n')},
         "Python 3.10 or later is needed",
     ),
+    Guard(
+        "a Python without headers", "PYTHON='bash ./planted' make --no-print-directory .venv/stamps/venv",
+        {"planted": new('#!/bin/sh\nexec python3 -c "import sysconfig; sysconfig.get_path = lambda _: \'/nowhere\'; exec(\'\'\'$2\'\'\')"\n')},
+        "Python.h is missing",
+    ),
+    Guard(
+        "tools that are missing, without root", "chmod +x planted/id; PATH=$PWD/planted:$PATH PYTHON=nowhere bash .ci/run",
+        {"planted/id": new("#!/bin/sh\necho 1000\n")}, "not root; install these first: python3",
+    ),
+    Guard("wheels for any Linux", "mkdir -p build; echo >build/planted; (cd build; python -m zipfile -c farandole-1-manylinux_2_28_x86_64.whl planted); python .ci/portable build build/farandole-1-manylinux_2_28_x86_64.whl", {}, "has no library"),
+    Guard("a second build without a first", "bash .ci/reproducible python3", {}, "no wheel yet"),
     Guard("smoke: kernels", SMOKE + "--no-kernels", {}, "kernels for devices are there: True"),
     Guard("smoke: other packages", SMOKE, {}, "more than numpy is installed"),
     Guard(

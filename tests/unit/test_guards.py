@@ -21,17 +21,59 @@ import table  # noqa: E402
 COMMANDS = "\n".join(guard.command for guard in table.GUARDS)
 # Commands of the Makefile that fail by a fault of their own: what a sanitizer must notice is
 # planted by ctest (tests/cpp/planted.h), and a test that fails there is a test like any other.
-ELSEWHERE = ("cmake", "ctest", "$(PYTHON)", "@$(PYTHON)", "rm", "cp", "@cmake", "@$(MAKE)")
+ELSEWHERE = (
+    "cmake",
+    "ctest",
+    "$(PYTHON)",
+    "@$(PYTHON)",
+    "rm",
+    "cp",
+    "@cmake",
+    "@$(MAKE)",
+    "for",
+    "$(BIN)/python -m pip",
+)
 
 
 def recipe(target: str) -> list[str]:
     """The commands of a rule of the Makefile, without what runs before the tool's own name."""
-    found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    found = re.search(
+        rf"^(?:[\w-]+ )*{target}(?: [\w-]+)*:.*\n((?:(?:\t|ifneq|endif).*\n)+)",
+        (ROOT / "Makefile").read_text(),
+        re.M,
+    )
     assert found, target
     return [line.strip() for line in found[1].splitlines() if not line.endswith("\\")]
 
 
-@pytest.mark.parametrize("target", ["lint", "tidy", "site", "test", "mutants", "fuzz", "additions"])
+@pytest.mark.parametrize("guard", table.GUARDS, ids=lambda guard: guard.name)
+def test_a_fault_can_be_planted(guard: table.Guard) -> None:
+    for name, change in guard.fault.items():
+        path = ROOT / name
+        before = path.read_text() if path.exists() else ""
+        assert not path.exists() or change(before) != before
+
+
+# Of the Makefile's targets those that check nothing; and `make device` and its dry run, whose
+# verdicts tests/cuda/test_device_report.py tests.
+NO_CHECKS = {
+    "bench",
+    "clean",
+    "device",
+    "device-dry",
+    "device-wheels",
+    "docs",
+    "format",
+    "help",
+    "sanitize",
+    "size",
+    "test-all",
+}
+PHONY = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)
+TARGETS = set(PHONY[1].split()) - NO_CHECKS if PHONY else set[str]()
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
 def test_commands_of_the_makefile_have_rows(target: str) -> None:
     tools = [
         word
@@ -53,6 +95,13 @@ def test_hooks_have_rows() -> None:
     hooks = re.findall(r"^\s+- id: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
     names = {guard.name for guard in table.GUARDS}
     assert {f"hook: {hook}" for hook in hooks} <= names
+
+
+def test_scripts_of_the_checks_have_rows() -> None:
+    """But those that print, build or draw, and have tests of their own."""
+    besides = {"draw.py", "minutes.py", "parts.sh", "pin", "pins", "reason.py", "total.py", "wheel"}
+    names = {path.name for path in (ROOT / ".ci").iterdir()} - besides - {"__pycache__"}
+    assert not [name for name in names if f".ci/{name}" not in COMMANDS]
 
 
 def test_layers_have_rows() -> None:
