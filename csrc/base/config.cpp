@@ -196,6 +196,10 @@ const std::vector<Variable>& variables() {
            "1: ranks on several hosts may meet without FARANDOLE_SECRET_FILE; rank 0 then makes a "
            "secret and sends it in the clear",
            {"0", "1"}),
+      agreed(text("FARANDOLE_PICKLE", &Config::pickle,
+                  "objects that ranks send each other and that are more than plain values, arrays "
+                  "and tensors. on: go as pickles; off: are refused, and no pickle is read",
+                  {"on", "off"})),
       agreed(text("FARANDOLE_LEVEL", &Config::level,
                   "order of sums. canonical: one order, so the same bits for any algorithm; fast: "
                   "any order",

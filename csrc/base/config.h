@@ -25,6 +25,7 @@ struct Config {
   std::string wire = "plain";           // FARANDOLE_WIRE: plain, checked, sealed
   std::string iface;                    // FARANDOLE_IFACE
   std::string insecure = "0";           // FARANDOLE_INSECURE: 0, 1
+  std::string pickle = "on";            // FARANDOLE_PICKLE: on, off
   std::string level = "canonical";      // FARANDOLE_LEVEL
   std::string algorithm;                // FARANDOLE_ALGORITHM
   std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, or a way (devices/device_paths)

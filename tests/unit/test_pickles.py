@@ -11,7 +11,7 @@ import pytest
 
 import farandole as fd
 from farandole.common import _objects, _pickles
-from farandole.common._pickles import seal, sealed, unsealed
+from farandole.common._pickles import packed, seal, sealed, unsealed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/farandole"
@@ -73,8 +73,27 @@ def test_an_old_pickle_is_none_of_another_exchange(monkeypatch: pytest.MonkeyPat
         _objects.allgather_object("new", "x")
 
 
+def test_no_pickle_is_made_where_plain_values_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pickles, "dumps", None)
+    monkeypatch.setattr(_pickles, "pickle", None)
+    assert unsealed(sealed([1, {"a": b"x"}], "x"), "x") == [1, {"a": b"x"}]
+
+
+def test_pickles_that_are_refused_are_neither_made_nor_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = sealed(Harm(), "x")
+    monkeypatch.setenv("FARANDOLE_PICKLE", "off")
+    assert _objects.allgather_object((1, "a")) == [(1, "a")]
+    with pytest.raises(fd.InvalidArgument, match="a Harm is sent as a pickle alone"):
+        _objects.broadcast_object({"a": [Harm()]})
+    with pytest.raises(fd.LinkError, match="that no rank of this job has sent"):
+        unsealed(data, "x")
+    assert not Harm.done
+
+
 def test_what_makes_a_pickle_fresh_is_apart_from_what_it_is_for() -> None:
-    data = seal(_pickles.dumps(1), "ab", b"c")
+    data = seal(packed(1), "ab", b"c")
     assert unsealed(data, "ab", b"c") == 1
     for what, fresh in (("ab", b""), ("ab", b"d"), ("a", b"bc"), ("abc", b"")):
         with pytest.raises(fd.LinkError):

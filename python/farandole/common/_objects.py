@@ -1,4 +1,4 @@
-"""Objects of one rank for all, as pickles, by name: whatever the framework.
+"""Objects of one rank for all, as bytes, by name: whatever the framework.
 
 The ranks of a job are processes of one user, which is checked when they meet, and run the same
 program.
@@ -16,8 +16,7 @@ import numpy as np
 from farandole import _core, _world
 from farandole._arguments import explained, is_text, shown, type_of
 from farandole._core import InvalidArgument, LinkError, Mismatch
-from farandole._ranks import dumps
-from farandole.common._pickles import SEAL, seal, unsealed
+from farandole.common._pickles import SEAL, packed, seal, unsealed
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
 _T = TypeVar("_T")
@@ -43,10 +42,10 @@ class _Exchange:
 
     def __init__(self, what: str, label: str, number: int, objects: Sequence[Any]) -> None:
         self._what = what
-        self._pickled, is_one = b"", True
+        self._packed, is_one = b"", True
         for obj in objects:
-            self._pickled, is_one = _pickled(obj)
-        size = len(self._pickled) + SEAL if objects else 0
+            self._packed, is_one = _packed(obj)
+        size = len(self._packed) + SEAL if objects else 0
         random = np.frombuffer(secrets.token_bytes(_RANDOM), np.int64)
         mine = np.array([_world.rank(), size, is_one, *random])
         heads = gathered(mine, f"{label}.size", number).reshape(-1, len(mine))
@@ -57,7 +56,7 @@ class _Exchange:
 
     def sent(self) -> _Bytes:
         """This rank's object."""
-        data = seal(self._pickled, self._what, self._fresh) if self._pickled else b""
+        data = seal(self._packed, self._what, self._fresh) if self._packed else b""
         return np.frombuffer(bytearray(data), np.uint8)
 
     def object_in(self, data: bytes, rank: int, is_one: bool) -> Any:
@@ -67,13 +66,15 @@ class _Exchange:
         return obj
 
 
-def _pickled(obj: Any) -> tuple[bytes, bool]:
-    """Its pickle and True; or, as the others wait for one, that of why there is none, and False."""
+def _packed(obj: Any) -> tuple[bytes, bool]:
+    """Its bytes and True; or, as others wait for some, those of why there are none, and False."""
     try:
-        return dumps(obj), True
+        return packed(obj), True
+    except InvalidArgument as error:
+        return packed(str(error)), False
     except Exception as error:
         why = f"{type_of(obj)} cannot be pickled: {type(error).__name__}: {error}"
-        return dumps(why), False
+        return packed(why), False
 
 
 def run_named(
@@ -119,11 +120,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank of the set; it is pickled, by cloudpickle where that
-    is installed. Roots are ranks of the world.
+    """Returns the root's object on every rank of the set. Plain values, numpy's arrays and tensors
+    of the host are sent as such, and all else is pickled, by cloudpickle where that is installed.
+    Roots are ranks of the world.
 
     Raises:
-        InvalidArgument: it cannot be pickled; on every rank of the set.
+        InvalidArgument: it cannot be pickled, or FARANDOLE_PICKLE=off; on every rank of the set.
     """
     number, label = number_of(process_set), _label(name)
     root = _world.rank() == root_rank
@@ -141,11 +143,11 @@ def broadcast_object(
 def allgather_object(
     obj: _T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[_T]:
-    """The objects of all ranks of the set, in rank order; they are pickled, by cloudpickle where
-    that is installed. A rank that has joined has none.
+    """The objects of all ranks of the set, in rank order; they are sent as by
+    ``broadcast_object``. A rank that has joined has none.
 
     Raises:
-        InvalidArgument: one cannot be pickled; on every rank of the set, naming the first.
+        InvalidArgument: one cannot be sent; on every rank of the set, naming the first.
     """
     number, label = number_of(process_set), _label(name)
     exchange = _Exchange(f"allgather_object '{label}'", label, number, [obj])

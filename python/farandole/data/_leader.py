@@ -10,7 +10,7 @@ import numpy as np
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import broadcast_object, run_named, told
-from farandole.common._pickles import sealed, unsealed
+from farandole.common._pickles import packed, seal, unsealed
 from farandole.data._logical import block_of
 from farandole.data._parts import Part, part_of
 from farandole.data._tree import as_array, map_leaves
@@ -90,13 +90,13 @@ class FromRank0:
     def _deal(self, reads: Iterator[list[list[Part]]] | None) -> list[Part] | None:
         """None: there are no more."""
         error: Exception | None = None
-        parts: list[list[Part] | str | None] = []
+        parts: list[bytes] = []
         if reads is not None:
             try:
-                parts = [*next(reads, [None] * _world.size())]
+                parts = [packed(each) for each in next(reads, [None] * _world.size())]
             except Exception as failed:
                 error = failed
-                parts = [told(error)] * _world.size()
+                parts = [packed(told(error))] * _world.size()
         self._deals += 1
         mine = _dealt(parts, self._name, f"{self._name}, number {self._deals}")
         if error is not None:
@@ -110,11 +110,11 @@ class FromRank0:
         return InvalidArgument(f"rank 0 could not read {self._name}: {why}")
 
 
-def _dealt(objects: list[Any], name: str, what: str) -> Any:
-    """This rank's of those that rank 0 has, one for each."""
-    pickles = [sealed(each, what) for each in objects]
-    splits = [len(each) for each in pickles] or [0] * _world.size()
-    source = np.frombuffer(bytearray(b"".join(pickles)), np.uint8)
+def _dealt(objects: list[bytes], name: str, what: str) -> Any:
+    """This rank's of the packed ones that rank 0 has, one for each."""
+    sent = [seal(each, what) for each in objects]
+    splits = [len(each) for each in sent] or [0] * _world.size()
+    source = np.frombuffer(bytearray(b"".join(sent)), np.uint8)
 
     def finish(made: Any, _: Any) -> bytes:
         memory, _, shape = made[0]

@@ -10,7 +10,6 @@ on the sender. It is sent nevertheless, so that no rank waits in vain.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from farandole._core import Group, Handle
-from farandole.common._pickles import sealed, unsealed
+from farandole.common._pickles import packed, seal, unsealed
 
 # Numbers of a head: status, micro-batch, samples, form, bytes of a new form, which tensors come,
 # and of which step and kind of step they are.
@@ -84,7 +83,7 @@ class Channel:
 
     def __init__(self, group: Group, peer: int, tensors: Tensors, what: str) -> None:
         self._group, self._peer, self._tensors, self._what = group, peer, tensors, what
-        self._sent: dict[Any, int] = {}  # the number of a form, by its leaves and structure
+        self._sent: dict[bytes, int] = {}  # the number of a form, by what it is packed to
         self._received: list[Form] = []
         self._flying: list[tuple[Handle[None], Any]] = []
 
@@ -107,11 +106,12 @@ class Channel:
         """
         words, number = b"", 0
         if form is not None:
-            key = (form.leaves, pickle.dumps(form.structure))
-            if key not in self._sent:
-                self._sent[key] = len(self._sent)
-                words = sealed(form, self._numbered(self._sent[key], self._group.rank))
-            number = self._sent[key]
+            packed_form = packed(form)
+            if packed_form not in self._sent:
+                self._sent[packed_form] = len(self._sent)
+                what = self._numbered(self._sent[packed_form], self._group.rank)
+                words = seal(packed_form, what)
+            number = self._sent[packed_form]
         mask = sum(1 << i for i, each in enumerate(tensors) if each is not None)
         head = [status, micro_batch, samples, number, len(words), mask, *step]
         # All before the first one is sent: a head is followed by what it announces.
