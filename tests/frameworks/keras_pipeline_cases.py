@@ -421,8 +421,9 @@ def of_pairs(y_true: Any, y_pred: Any) -> Any:
 def losses_and_metrics_of_the_whole_batch_are_refused() -> None:
     """A micro-batch knows a part of it."""
     pipeline = hvd.Pipeline(chain(), split=[3], micro_batches=2)
-    with raises(fd.InvalidArgument, "metric Largest has an update_state() of its own"):
-        compiled(pipeline, metrics=["mae", Largest()])
+    for metric in Largest(), Largest:
+        with raises(fd.InvalidArgument, "metric Largest has an update_state() of its own"):
+            compiled(pipeline, metrics=["mae", metric])
     for options, words in [
         ({"loss": dice}, "loss dice is of the whole batch"),
         ({"loss": of_pairs}, "loss of_pairs is of the whole batch"),

@@ -85,7 +85,7 @@ def test_pickles_that_are_refused_are_neither_made_nor_read(
     data = sealed(Harm(), "x")
     monkeypatch.setenv("FARANDOLE_PICKLE", "off")
     assert _objects.allgather_object((1, "a")) == [(1, "a")]
-    with pytest.raises(fd.InvalidArgument, match="a Harm is sent as a pickle alone"):
+    with pytest.raises(fd.InvalidArgument, match="a Harm is sent as a pickle only"):
         _objects.broadcast_object({"a": [Harm()]})
     with pytest.raises(fd.LinkError, match="that no rank of this job has sent"):
         unsealed(data, "x")

@@ -32,13 +32,13 @@ def packed(obj: Any) -> bytes:
         Exception: it cannot be pickled.
     """
     try:
-        return _TYPED + _typed.written(obj)
+        return _typed.written(obj, _TYPED)
     except _typed.Untyped as reason:
         if _refuses_pickles():
             raise InvalidArgument(
-                f"{reason} is sent as a pickle alone, and FARANDOLE_PICKLE=off allows none\n"
-                "  advice: send numbers, text, bytes, arrays of numpy and tensors without a "
-                "gradient, in lists, tuples and dicts"
+                f"{reason} is sent as a pickle only, and FARANDOLE_PICKLE=off allows none\n"
+                "  advice: send numbers, text, bytes, arrays of numpy and dense tensors of "
+                "the host without a gradient, in lists, tuples and dicts"
             ) from None
     return _PICKLE + dumps(obj)
 
@@ -61,16 +61,21 @@ def unsealed(data: bytes, what: str, fresh: bytes = b"") -> Any:
     """The object.
 
     Raises:
-        LinkError: no rank of this job has made these bytes, or for something else.
+        LinkError: no rank of this job has made these bytes, or for something else; or they cannot
+            be read.
     """
-    mac, rest = data[:SEAL], data[SEAL:]
+    whole = memoryview(data)
+    mac, rest = whole[:SEAL], whole[SEAL:]
     is_ours = hmac.compare_digest(mac, _mac(rest, what, fresh))
-    kind, content = rest[:1], rest[1:]
-    try:
-        if is_ours and kind == _TYPED:
+    kind, content = bytes(rest[:1]), rest[1:]
+    if is_ours and kind == _TYPED:
+        try:
             return _typed.read(content)
-    except ValueError:
-        is_ours = False
+        except ValueError as error:
+            raise LinkError(
+                f"{what}: rank {_world.rank()} cannot read the {len(data)} bytes that it has got: "
+                f"{error}"
+            ) from None
     if not is_ours or kind != _PICKLE or _refuses_pickles():
         raise LinkError(
             f"{what}: rank {_world.rank()} has got {len(data)} bytes that no rank of this job has "
@@ -83,8 +88,10 @@ def _refuses_pickles() -> bool:
     return setting("FARANDOLE_PICKLE") == "off"
 
 
-def _mac(data: bytes, what: str, fresh: bytes) -> bytes:
+def _mac(data: bytes | memoryview, what: str, fresh: bytes) -> bytes:
     world = f"farandole pickles of {_world.job()}"
     key = hmac.digest(_world.world().secret(), world.encode(), "sha256")
     said = b"".join(len(each).to_bytes(8, "little") + each for each in (what.encode(), fresh))
-    return hmac.digest(key, said + data, "sha256")
+    found = hmac.new(key, said, "sha256")
+    found.update(data)
+    return found.digest()

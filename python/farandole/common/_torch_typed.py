@@ -1,69 +1,63 @@
-"""Tensors of PyTorch among typed values."""
+"""Tensors of PyTorch among typed values, with their dtypes and sizes."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from farandole._arguments import type_of
-from farandole.common import _typed
+from farandole.common._typed import Untyped, elements_of
 
 
-def words_beside_tensors(value: Any) -> list[Any] | None:
-    """The words for a dtype or a size; None for all else."""
+def words_of(value: Any) -> tuple[Any, ...]:
+    """The words and the content. Raises Untyped."""
     import torch
 
     if type(value) is torch.dtype:
-        return ["dtype", _name_of(value)]
-    return ["size", *value] if type(value) is torch.Size else None
+        return "dtype", _name_of(value), b""
+    if type(value) is torch.Size:
+        return "size", list(value), b""
+    if type(value) is not torch.Tensor or not _is_plain(value):
+        raise Untyped(type_of(value))
+    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+    dense = value.permute(order)  # channels that come last lie so, too
+    if not dense.is_contiguous():
+        raise Untyped(f"{type_of(value)} with gaps")
+    content = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    return "tensor", _name_of(value.dtype), list(value.shape), list(value.stride()), content
 
 
-def beside_tensors(kind: str, *words: Any) -> Any:
+def made_of(kind: str, *words: Any) -> Any:
     """Raises ValueError."""
     import torch
 
-    return torch.Size(words) if kind == "size" else _dtype_of(*words)
-
-
-def place_of(value: Any) -> tuple[Any, Any]:
-    """The memory that a tensor lies in, and what of it. Raises Untyped: it is no plain tensor."""
-    import torch
-
-    if (
-        type(value) is not torch.Tensor
-        or value.layout is not torch.strided
-        or value.device.type != "cpu"
-        or value.requires_grad
-        or not value.is_contiguous()
-        or value.is_conj()
-        or value.is_neg()
-        or value.is_quantized
-        or vars(value)
-    ):
-        raise _typed.Untyped(type_of(value))
-    if value.numel() == 0:
-        return id(value), id(value)
-    memory = value.untyped_storage().data_ptr()
-    return memory, (value.data_ptr(), str(value.dtype), tuple(value.shape))
-
-
-def words_of(tensor: Any) -> tuple[str, list[int], bytes]:
-    import torch
-
-    content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return _name_of(tensor.dtype), list(tensor.shape), content
-
-
-def made_of(name: str, shape: list[int], content: bytearray) -> Any:
-    """Raises ValueError."""
-    import torch
-
+    *rest, content = words
+    if kind == "dtype":
+        return _dtype_of(*rest)
+    if kind == "size":
+        elements_of(*rest)
+        return torch.Size(*rest)
+    name, shape, strides = rest
     dtype = _dtype_of(name)
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content):
+    if elements_of(shape) * dtype.itemsize != len(content):
         raise ValueError(f"a tensor of {name} and shape {shape} in {len(content)} bytes")
     if not content:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(content, dtype=dtype).reshape(shape)
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    return torch.frombuffer(content, dtype=dtype).as_strided(shape, strides)
+
+
+def _is_plain(tensor: Any) -> bool:
+    import torch
+
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+        and not vars(tensor)
+    )
 
 
 def _name_of(dtype: Any) -> str:

@@ -1,14 +1,14 @@
-"""Plain values as bytes that nobody can abuse: to read them runs no code, as to read a pickle may.
+"""Plain values as bytes that run nothing where they are read, as a pickle may.
 
     None, bool, int, float, complex, str, bytes
-    list, tuple, dict, OrderedDict               of such values; keys of dicts, too
-    named tuples of farandole's own              likewise
-    arrays and numbers of numpy                  of any type but objects and records
-    tensors of PyTorch                           on the host, dense, without a gradient's history;
-                                                 their dtypes and sizes
+    list, tuple, dict, OrderedDict       of such values; keys of dicts, too
+    named tuples of farandole's own      likewise
+    arrays and numbers of numpy          of any dtype but objects and records
+    tensors of PyTorch                   dense, on the host, without a gradient's history; their
+                                         dtypes and sizes. To read one imports PyTorch
 
 The bytes are the length of a text, a text of JSON that has the tree, and the arrays' contents. A
-list, a dict or an array that the tree has twice is read as one object, as from a pickle.
+value that the tree has several times is written once, and read as one object.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import sys
+import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,34 +27,40 @@ from farandole import _json
 from farandole._arguments import type_of
 
 _LENGTH = 8  # bytes
+_DEEPEST = 50  # levels of values in values: each takes some of Python's stack
 _KINDS = "biufcSUMm?"  # of numpy's dtypes
 _MOST_BITS = 4096  # of an int; Python limits the digits that it reads
+_LONG = 64  # characters of a text that is worth a reference
+_MOST_DIMENSIONS, _LONGEST = 64, 1 << 62  # of an array
 _ELSEWHERE = {"torch": "farandole.common._torch_typed"}  # by the package of a value's class
-_SCALARS = (bool, str, type(None))
+_ROWS = (  # modules with named tuples that ranks send each other
+    "farandole.data._parts", "farandole.data._share", "farandole.pipeline._wire",
+    "farandole.strategy._closures",
+)  # fmt: skip
 
 
 class Untyped(Exception):
-    """A value is none of these."""
+    """A value is none of these; says what it is, as the subject of a sentence."""
 
 
-def written(value: Any) -> bytes:
-    """Raises Untyped, with what the value has that cannot be written."""
+def written(value: Any, before: bytes = b"") -> bytes:
+    """The bytes, behind others. Raises Untyped."""
     writer = _Writer()
-    try:
-        tree = json.dumps(writer.words(value), separators=(",", ":")).encode()
-    except RecursionError:
-        raise Untyped("values that are nested too deeply") from None
-    return b"".join([len(tree).to_bytes(_LENGTH, "little"), tree, *writer.contents])
+    tree = json.dumps(writer.words(value, 0), separators=(",", ":")).encode()
+    return b"".join([before, len(tree).to_bytes(_LENGTH, "little"), tree, *writer.contents])
 
 
-def read(data: bytes) -> Any:
+def read(data: memoryview | bytes) -> Any:
     """Raises ValueError where nothing has written these bytes so."""
-    begin = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-    if len(data) < begin:
-        raise ValueError(f"{len(data)} bytes of a text that ends at {begin}")
-    reader = _Reader(memoryview(data)[begin:])
+    whole = memoryview(data)
+    begin = _LENGTH + int.from_bytes(whole[:_LENGTH], "little")
+    if len(whole) < begin:
+        raise ValueError(f"{len(whole)} bytes of a text that ends at {begin}")
+    reader = _Reader(whole[begin:])
     try:
-        value = reader.value(_json.read(data[_LENGTH:begin]))
+        value = reader.value(_json.read(bytes(whole[_LENGTH:begin])))
+    except (ImportError, MemoryError):
+        raise
     except Exception as error:  # wherever a word that nobody writes leads
         raise ValueError(f"malformed: {type(error).__name__}: {error}") from None
     if reader.left:
@@ -65,61 +71,71 @@ def read(data: bytes) -> Any:
 class _Writer:
     def __init__(self) -> None:
         self.contents: list[Any] = []
-        self._met: dict[Any, int] = {}
-        self._memory: dict[Any, Any] = {}  # of tensors: what lies there
+        self._met: dict[int, int] = {}  # numbers of values that may be met again, by id
 
-    def words(self, value: Any) -> Any:
+    def words(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        if kind in _SCALARS:
+        if value is None or kind is bool:
             return value
         if kind is int and value.bit_length() <= _MOST_BITS:
             return value
         if kind is float:
-            return value if math.isfinite(value) else ["f", repr(value)]
+            if math.isfinite(value):
+                return value
+            return ["f", int.from_bytes(struct.pack("<d", value), "little")]
         if kind is complex:
-            return ["c", self.words(value.real), self.words(value.imag)]
+            return ["c", self.words(value.real, depth), self.words(value.imag, depth)]
+        if (met := self._met.get(id(value))) is not None:
+            return ["r", met]
+        if depth > _DEEPEST:
+            raise Untyped(f"a value that is nested more than {_DEEPEST} levels deep")
+        if kind in (list, dict, OrderedDict):
+            self._number(value)
+            return self._of_mutable(value, depth)
+        words = self._of_constant(value, depth)
+        if kind is not str or len(value) >= _LONG:
+            self._number(value)
+        return words
+
+    def _of_mutable(self, value: Any, depth: int) -> Any:
+        if type(value) is list:
+            return ["l", *self._each(value, depth)]
+        flat = self._each((each for pair in value.items() for each in pair), depth)
+        if type(value) is dict:
+            return ["d", *flat]
+        return ["o", self.words(vars(value) or None, depth + 1), *flat]
+
+    def _of_constant(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is str:
+            if value.isascii() or not _has_surrogates(value):
+                return value
+            return ["u", self._kept(value.encode("utf-8", "surrogatepass"))]
         if kind is bytes:
             return ["b", self._kept(value)]
         if kind is tuple:
-            return ["t", *map(self.words, value)]
-        if _is_own_row(kind):
-            return ["x", kind.__module__, kind.__name__, *map(self.words, value)]
-        if kind is list:
-            return self._once(id(value), lambda: ["l", *map(self.words, value)])
-        if kind in (dict, OrderedDict):
-            tag = "d" if kind is dict else "o"
-            flat = (each for pair in value.items() for each in pair)
-            return self._once(id(value), lambda: [tag, *map(self.words, flat)])
-        if isinstance(value, np.generic) and _is_plain(value.dtype):
+            return ["t", *self._each(value, depth)]
+        if _is_row(kind):
+            return ["x", kind.__module__, kind.__name__, *self._each(value, depth)]
+        if isinstance(value, np.generic) and kind is value.dtype.type and _is_plain(value.dtype):
             return ["s", value.dtype.str, self._kept(value.tobytes())]
         if kind is np.ndarray and _is_plain(value.dtype):
-            return self._once(id(value), lambda: self._array(value))
-        return self._elsewhere(value)
-
-    def _once(self, key: Any, words: Callable[[], Any]) -> Any:
-        if key in self._met:
-            return ["r", self._met[key]]
-        self._met[key] = len(self._met)
-        return words()
-
-    def _array(self, array: Any) -> Any:
-        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-        return ["n", array.dtype.str, list(array.shape), order, self._kept(array.tobytes(order))]
-
-    def _elsewhere(self, value: Any) -> Any:
-        package = type(value).__module__.partition(".")[0]
+            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+            content = self._kept(value.tobytes(order))
+            return ["n", value.dtype.str, list(value.shape), order, content]
+        package = kind.__module__.partition(".")[0]
         if package not in _ELSEWHERE:
             raise Untyped(type_of(value))
-        theirs = importlib.import_module(_ELSEWHERE[package])
-        if (words := theirs.words_beside_tensors(value)) is not None:
-            return ["p", package, *words]
-        memory, key = theirs.place_of(value)  # raises Untyped
-        if self._memory.setdefault(memory, key) != key:
-            raise Untyped("tensors that share memory in part")
-        dtype, shape, content = theirs.words_of(value)
-        return self._once(key, lambda: ["e", package, dtype, shape, self._kept(content)])
+        *words, content = importlib.import_module(_ELSEWHERE[package]).words_of(value)
+        return ["e", package, *words, self._kept(content)]
 
-    def _kept(self, content: Any) -> int:
+    def _each(self, values: Iterable[Any], depth: int) -> Iterator[Any]:
+        return (self.words(value, depth + 1) for value in values)
+
+    def _number(self, value: Any) -> None:
+        self._met[id(value)] = len(self._met)
+
+    def _kept(self, content: bytes) -> int:
         self.contents.append(content)
         return len(content)
 
@@ -127,76 +143,84 @@ class _Writer:
 class _Reader:
     def __init__(self, contents: memoryview) -> None:
         self._contents, self._begin = contents, 0
-        self._made: list[Any] = []
+        self._made: list[Any] = []  # in the order of their numbers
 
     @property
     def left(self) -> int:
         return len(self._contents) - self._begin
 
     def value(self, words: Any) -> Any:
-        if not isinstance(words, list):
-            return _scalar(words)
-        tag, *rest = words
-        return getattr(self, f"_of_{tag}")(*rest)
+        if isinstance(words, list):
+            tag, *rest = words
+            return getattr(self, f"_of_{tag}")(*rest)
+        if isinstance(words, dict):
+            raise ValueError("a dict is written as a list")
+        return self._new(words) if isinstance(words, str) and len(words) >= _LONG else words
 
-    def _of_f(self, text: str) -> float:
-        return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
+    def _of_f(self, bits: int) -> float:
+        number: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+        return number
 
     def _of_c(self, real: Any, imaginary: Any) -> complex:
         return complex(self.value(real), self.value(imaginary))
 
-    def _of_b(self, size: int) -> bytes:
-        return bytes(self._taken(size))
-
-    def _of_t(self, *items: Any) -> tuple[Any, ...]:
-        return tuple(map(self.value, items))
-
-    def _of_x(self, module: str, name: str, *items: Any) -> Any:
-        kind = vars(sys.modules[module])[name]
-        if not _is_own_row(kind):
-            raise ValueError(f"{module}.{name} is no row")
-        return kind._make(map(self.value, items))
+    def _of_r(self, number: int) -> Any:
+        return self._made[range(len(self._made))[number]]
 
     def _of_l(self, *items: Any) -> list[Any]:
-        made = self._new([])
+        made: list[Any] = self._new([])
         made.extend(map(self.value, items))
         return made
 
     def _of_d(self, *flat: Any) -> dict[Any, Any]:
-        return self._filled({}, flat)
+        return self._filled(self._new({}), flat)
 
-    def _of_o(self, *flat: Any) -> dict[Any, Any]:
-        return self._filled(OrderedDict(), flat)
+    def _of_o(self, attributes: Any, *flat: Any) -> dict[Any, Any]:
+        made = self._new(OrderedDict())
+        vars(made).update(self.value(attributes) or {})
+        return self._filled(made, flat)
 
-    def _of_r(self, number: int) -> Any:
-        return self._made[range(len(self._made))[number]]
+    def _of_u(self, size: int) -> str:
+        text: str = self._new(bytes(self._taken(size)).decode("utf-8", "surrogatepass"))
+        return text
+
+    def _of_b(self, size: int) -> Any:
+        return self._new(bytes(self._taken(size)))
+
+    def _of_t(self, *items: Any) -> Any:
+        return self._new(tuple(map(self.value, items)))
+
+    def _of_x(self, module: str, name: str, *items: Any) -> Any:
+        if module not in _ROWS:
+            raise ValueError(f"{module} has no rows")
+        kind = vars(importlib.import_module(module))[name]
+        if not _is_row(kind):
+            raise ValueError(f"{module}.{name} is no row")
+        return self._new(kind._make(map(self.value, items)))
 
     def _of_s(self, dtype: str, size: int) -> Any:
-        return self._numbers(dtype, [], "C", size)[()]
+        return self._new(self._numbers(dtype, [], "C", size)[()])
 
     def _of_n(self, dtype: str, shape: list[int], order: str, size: int) -> Any:
         return self._new(self._numbers(dtype, shape, order, size))
 
-    def _of_e(self, package: str, dtype: str, shape: list[int], size: int) -> Any:
+    def _of_e(self, package: str, *words: Any) -> Any:
+        *rest, size = words
         theirs = importlib.import_module(_ELSEWHERE[package])
-        return self._new(theirs.made_of(dtype, shape, bytearray(self._taken(size))))
-
-    def _of_p(self, package: str, *words: Any) -> Any:
-        return importlib.import_module(_ELSEWHERE[package]).beside_tensors(*words)
+        return self._new(theirs.made_of(*rest, bytearray(self._taken(size))))
 
     def _numbers(self, text: str, shape: list[int], order: str, size: int) -> Any:
         dtype = np.dtype(text)
-        fits = min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size
-        if not fits or not _is_plain(dtype):
+        if not _is_plain(dtype) or elements_of(shape) * dtype.itemsize != size:
             raise ValueError(f"an array of {dtype} and shape {shape} in {size} bytes")
-        array: Any = np.ndarray
-        return array(shape, dtype, bytearray(self._taken(size)), order=order)
+        make: Any = np.ndarray
+        return make(shape, dtype, bytearray(self._taken(size)), order=order)
 
     def _filled(self, made: dict[Any, Any], flat: tuple[Any, ...]) -> dict[Any, Any]:
-        self._new(made)
-        each: Iterator[Any] = iter(flat)
-        for key, value in zip(each, each, strict=True):
-            made[self.value(key)] = self.value(value)
+        words: Iterator[Any] = iter(flat)
+        for each in words:
+            key = self.value(each)  # before its value, as they were written
+            made[key] = self.value(next(words))
         return made
 
     def _new(self, made: Any) -> Any:
@@ -210,16 +234,26 @@ class _Reader:
         return self._contents[self._begin - size : self._begin]
 
 
-def _scalar(words: Any) -> Any:
-    if isinstance(words, dict):
-        raise ValueError("a dict is written as a list")
-    return words
+def elements_of(shape: list[int]) -> int:
+    """Raises ValueError for what is no shape."""
+    if len(shape) > _MOST_DIMENSIONS or not all(0 <= n < _LONGEST for n in shape):
+        raise ValueError("it is no shape")
+    return math.prod(shape)
 
 
-def _is_own_row(kind: Any) -> bool:
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _is_row(kind: Any) -> bool:
     is_row = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
-    return is_row and kind.__module__.startswith("farandole.")
+    return is_row and kind.__module__ in _ROWS
 
 
 def _is_plain(dtype: Any) -> bool:
-    return dtype.kind in _KINDS and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
+    known = dtype.kind in _KINDS and dtype.itemsize > 0 and dtype.metadata is None
+    return known and np.dtype(dtype.str) == dtype

@@ -131,7 +131,7 @@ class HookedExchange(Exchange):
 
     @property
     def has_reduced(self) -> bool:
-        """What its hooks have reduced, before another optimizer took its variables, is gone."""
+        """False from when another optimizer took its variables, and so its hooks."""
         return self._exchange.taken is None and bool(self._exchange.reduced)
 
     @property

@@ -158,7 +158,7 @@ class Runner:
         if received is not None and received.status == Status.FAILED and not self._is_over:
             self._heard = True
         if not self._is_over:
-            made = self._trying(action, lambda: self._compute(action, work, received))
+            made = self._trying(action, lambda: self._made(action, work, received, target))
         if target is None:
             return
         if self._is_over:
@@ -185,6 +185,14 @@ class Runner:
                 # Outside of an action, another rank of this stage has abandoned the step.
                 self._heard = action is None and isinstance(error, RemoteError)
             return None
+
+    def _made(
+        self, action: Action, work: Work, received: Message | None, target: Channel | None
+    ) -> tuple[Form, list[Any]] | None:
+        made = self._compute(action, work, received)
+        if made is not None and target is not None:
+            target.prepare(made[0])  # what cannot be sent is this stage's failure
+        return made
 
     def _compute(
         self, action: Action, work: Work, received: Message | None

@@ -74,6 +74,10 @@ class Message(NamedTuple):
     tensors: list[Any]  # None stands for one that is not sent
 
 
+def _key_of(form: Form) -> Any:
+    return form.leaves, repr(form.structure)
+
+
 class Channel:
     """The messages to and from one neighbour.
 
@@ -83,12 +87,19 @@ class Channel:
 
     def __init__(self, group: Group, peer: int, tensors: Tensors, what: str) -> None:
         self._group, self._peer, self._tensors, self._what = group, peer, tensors, what
-        self._sent: dict[bytes, int] = {}  # the number of a form, by what it is packed to
+        self._sent: dict[Any, int] = {}  # the number of a form, by its leaves and structure
+        self._packed: dict[Any, bytes] = {}  # forms that are still to be sent, likewise
         self._received: list[Form] = []
         self._flying: list[tuple[Handle[None], Any]] = []
 
     def _numbered(self, form: int, sender: int) -> str:
         return f"{_FORM}, number {form} from {sender}, {self._what}"
+
+    def prepare(self, form: Form) -> None:
+        """Packs a new form, before anything of it is sent. Raises InvalidArgument."""
+        key = _key_of(form)
+        if key not in self._sent and key not in self._packed:
+            self._packed[key] = packed(form)
 
     def send(
         self,
@@ -106,12 +117,11 @@ class Channel:
         """
         words, number = b"", 0
         if form is not None:
-            packed_form = packed(form)
-            if packed_form not in self._sent:
-                self._sent[packed_form] = len(self._sent)
-                what = self._numbered(self._sent[packed_form], self._group.rank)
-                words = seal(packed_form, what)
-            number = self._sent[packed_form]
+            self.prepare(form)
+            key = _key_of(form)
+            number = self._sent.setdefault(key, len(self._sent))
+            if key in self._packed:
+                words = seal(self._packed.pop(key), self._numbered(number, self._group.rank))
         mask = sum(1 << i for i, each in enumerate(tensors) if each is not None)
         head = [status, micro_batch, samples, number, len(words), mask, *step]
         # All before the first one is sent: a head is followed by what it announces.

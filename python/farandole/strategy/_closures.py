@@ -19,7 +19,7 @@ def _outcome_of(number: int) -> str:
 
 
 class Outcome(NamedTuple):
-    """The outcome of one closure. `data` is a pickle: of the result, or of a `_Failure`."""
+    """The outcome of one closure. `data` is sealed: the result, or a `_Failure`."""
 
     number: int  # of the closure
     good: bool
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    error: bytes | None  # pickled; None where it cannot be
+    error: bytes | None  # sealed; None where it cannot be sent
     what: str
     where: str  # "closure 3 (step_fn) on rank 2"
     trace: str

@@ -17,11 +17,13 @@ _ADVICE = "or a Pipeline with micro_batches=1 and one replica"
 
 
 def refuse_own_metrics(metrics: Any) -> None:
-    """Raises InvalidArgument for a metric whose update_state() is to see the whole batch."""
-    for metric in all_of(leaves(metrics)):
-        if isinstance(metric, keras.metrics.Metric) and is_own(metric):
+    """Raises InvalidArgument for a metric, or a class of one, whose update_state() is to see the
+    whole batch."""
+    for each in all_of(leaves(metrics)):
+        metric = each if isinstance(each, type) else type(each)
+        if issubclass(metric, keras.metrics.Metric) and is_own(metric):
             raise InvalidArgument(
-                f"compile(): metric {type(metric).__name__} has an update_state() of its own, "
+                f"compile(): metric {metric.__name__} has an update_state() of its own, "
                 "which is to see the whole batch; a Pipeline tells it micro-batches\n"
                 f"  advice: {DECLARED} = True in its class, if its state is nothing but sums over "
                 f"samples, {_ADVICE}"
@@ -29,8 +31,9 @@ def refuse_own_metrics(metrics: Any) -> None:
 
 
 def check_at_first_use(module: Any) -> None:
-    """Has the built losses and metric functions of a stage refuse, when they are first called, to
-    be of the whole batch."""
+    """Makes losses and metric functions of a built stage raise at their first use where they need
+    the whole batch."""
+    refuse_own_metrics(module.metrics)  # by what Keras has made of names and configs
     compiled = module._compile_loss
     if compiled is not None:
         compiled._flat_losses = [
@@ -63,6 +66,7 @@ def _checked_update(metric: Any) -> Callable[..., Any]:
 
     @wraps(own)
     def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        vars(metric).pop("update_state", None)  # the program may use it elsewhere, too
         if gives_few_numbers(metric, y_true, y_pred):
             raise InvalidArgument(
                 f"metric {metric.name} gives one number for all samples of a batch, which a "
