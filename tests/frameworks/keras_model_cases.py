@@ -1065,6 +1065,24 @@ def clipping(sharp: bool) -> Any:
     return Clipping([keras.Input((6,)), *layers])
 
 
+@on_ranks(2)
+def a_step_of_ones_own_that_needs_the_whole_batch_is_refused_with_logical_ranks() -> None:
+    class Twice(keras.Sequential):  # type: ignore[misc, name-defined]
+        def train_step(self, *given: Any) -> Any:
+            super().train_step(*given)
+            return super().train_step(*given)
+
+    twice = Twice([keras.Input((6,)), keras.layers.Dense(1)])
+    for inner, words in [
+        (clipping(sharp=False), "train_step() changes gradients before the optimizer gets them"),
+        (twice, "train_step() applies its optimizer more than once"),
+    ]:
+        model = hvd.Model(inner, logical_ranks=2)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        with raises(fd.InvalidArgument, f"logical_ranks=2: {words}"):
+            model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
 @on_ranks(3)
 def a_step_of_ones_own_has_the_gradients_of_the_whole_batch() -> None:
     def fit(model: Any, _: bool) -> Any:

@@ -24,34 +24,68 @@ So it is the same in every bit for each P, as far as the framework computes a pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
+from farandole._core import InvalidArgument
 from farandole.data import _logical
 from farandole.data._logical import Block
 from farandole.keras._global.steps import Steps
 
+_CHANGED = (
+    "logical_ranks={}: train_step() changes gradients before the optimizer gets them, where it has "
+    "those of one part of the batch\n"
+    "  advice: the optimizer's clipnorm, clipvalue or global_clipnorm, or no logical_ranks"
+)
+_TWICE = (
+    "logical_ranks={}: train_step() applies its optimizer more than once, or to variables that the "
+    "model does not train; the parts of a batch are computed one by one, and updated once\n"
+    "  advice: no logical_ranks"
+)
 
-def hold_updates(optimizer: Any, steps: Steps) -> None:
-    """From now on the optimizer keeps gradients for later inside a step that says so."""
+
+def hold_updates(model: Any, steps: Steps) -> None:
+    """From now on the optimizer keeps gradients for later inside a step that says so.
+
+    Raises, in such a step:
+        InvalidArgument: it would not have the gradients of the whole batch.
+    """
+    optimizer = model.optimizer
     apply = type(optimizer).apply.__get__(optimizer)
     stateless_apply = type(optimizer).stateless_apply.__get__(optimizer)
 
     def held_apply(grads: Any, trainable_variables: Any = None) -> Any:
         if steps.held is None:
             return apply(grads, trainable_variables)
-        steps.held.append(steps.weighed(grads))
+        _hold(model, steps, grads, trainable_variables)
         return None
 
     def held_stateless_apply(optimizer_variables: Any, grads: Any, trainable: Any) -> Any:
         if steps.held is None:
             return stateless_apply(optimizer_variables, grads, trainable)
-        steps.held.append(steps.weighed(grads))
+        _hold(model, steps, grads, None)
         return trainable, optimizer_variables
 
     optimizer.apply, optimizer.stateless_apply = held_apply, held_stateless_apply
+
+
+def _hold(model: Any, steps: Steps, given: Iterable[Any], variables: Iterable[Any] | None) -> None:
+    """Keeps the gradients of a part, in the order of the model's variables."""
+    assert steps.held is not None
+    assert steps.block is not None
+    gradients, ours = list(given), model.trainable_variables
+    theirs = ours if variables is None else list(variables)
+    places = {id(v): i for i, v in enumerate(ours)}
+    if steps.held or len(gradients) != len(theirs) or not places.keys() >= set(map(id, theirs)):
+        raise InvalidArgument(_TWICE.format(steps.block.parts))
+    if steps.are_changed(gradients, theirs):
+        raise InvalidArgument(_CHANGED.format(steps.block.parts))
+    kept = [None] * len(ours)
+    for variable, gradient in zip(theirs, steps.weighed(gradients), strict=True):
+        kept[places[id(variable)]] = gradient
+    steps.held.append(kept)
 
 
 def block_here(logical_ranks: int, options: Mapping[str, Any]) -> Block:

@@ -190,9 +190,12 @@ def _reduced_on_jax(gradients: Any, weights: Any) -> Any:
     from jax import tree
 
     steps = _asked()
-    if steps is None or steps.own_gradients is None:
+    if steps is None:
         return gradients
     sources, (leaves, form) = tree.leaves(weights), tree.flatten(gradients)
+    if steps.own_gradients is None:
+        steps.see([], leaves)
+        return gradients
     variables = steps.own_gradients.variables_of(sources)
     is_whole = variables is not None and steps.is_of_batch(None)
     if not is_whole or not all(map(_are_traced_alike, sources, leaves)):

@@ -159,10 +159,7 @@ class Steps:
             return ours
         if keras.backend.backend() == "torch" and self.block is None:
             is_early = self.own_gradients is not None and self.own_gradients.are_reduced
-            pairs = zip(ours, variables, strict=False)
-            if not is_early and not all(
-                _is_as_backward_left_it(gradient, v.value) for gradient, v in pairs
-            ):
+            if not is_early and self.are_changed(ours, variables):
                 self._tell(_OF_CHANGES)
             return ours
         known = [id(v) in self.reduced for v in variables]
@@ -179,6 +176,17 @@ class Steps:
             g if is_done else self.one_weighed(g, kind)
             for g, is_done in zip(ours, known, strict=False)
         ]
+
+    def are_changed(self, gradients: Iterable[Any], variables: Iterable[Any]) -> bool:
+        """Whether a step of the user's own has made others of the gradients that the framework
+        gave it, as far as that is seen."""
+        if not self.weighs_gradients:
+            return False
+        if keras.backend.backend() == "torch":
+            pairs = zip(gradients, variables, strict=False)
+            return not all(_is_as_backward_left_it(gradient, v.value) for gradient, v in pairs)
+        given = set(map(id, self._gradients))
+        return bool(given) and not given.issuperset({*map(id, gradients)} - {id(None)})
 
     # ---- losses of a step of the user's own ----
 

@@ -52,11 +52,11 @@ def all_of(metrics: Any) -> list[Any]:
     return [each for m in metrics for each in getattr(m, "metrics", None) or [m]]
 
 
-def is_own(metric: Any) -> bool:
-    """Whether it is told samples by a method of the user's, and its state may be no sum: it does
-    not say so, and the method is not one that only prepares what Keras' own adds up."""
-    kind = type(metric)
-    if _is_of_keras(kind.update_state) or getattr(metric, DECLARED, False):
+def is_own(kind: type[Any]) -> bool:
+    """Whether metrics of this class are told samples by a method of the user's, and their state may
+    be no sum: it does not say so, and the method is not one that only prepares what Keras' own adds
+    up."""
+    if _is_of_keras(kind.update_state) or getattr(kind, DECLARED, False):
         return False
     return not _only_prepares(kind)
 
@@ -98,7 +98,7 @@ def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
     """
     if _world.size() == 1 and steps.block is None:
         return []
-    own = [(i, m) for i, m in enumerate(all_of(model.metrics)) if is_own(m)]
+    own = [(i, m) for i, m in enumerate(all_of(model.metrics)) if is_own(type(m))]
     new = [(i, m) for i, m in own if _WRAPPED not in vars(m)]
     for i, metric in new:
         name = type(metric).__name__

@@ -196,7 +196,7 @@ class Wrapping:
             weigh_loss(optimizer, self._steps)
             if self._block is not None:
                 state_of(wrapped).holds = True
-                hold_updates(optimizer, self._steps)
+                hold_updates(model, self._steps)
         if model._compile_loss is not None:
             share_losses(model._compile_loss, self._steps)
         model.train_function = model.test_function = model.predict_function = None
