@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
 import programs
+import search
 from programs import Front, Program, Result
 
 BEFORE = {"w": np.array([1.0, 100.0]), "small": np.array([1e-6])}
@@ -88,3 +90,36 @@ def test_refusals_are_read_from_the_page() -> None:
     assert not row.allows(program.having("loss", "mean"))
     assert not row.allows(Program("d", program.values))
     assert programs.refusals(programs.REFUSALS.read_text())
+
+
+class Verdicts:
+    """A runner that refuses these."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = refused
+
+    def check(self, program: Program, _: int) -> None:
+        if program["touch"] in self.refused:
+            raise search.Refused("no")
+
+
+def searched(*refused: str) -> search.Search:
+    runner = cast("search.Runner", Verdicts(*refused))
+    made = search.Search(runner, {"x": front()}, seed=1)
+    for number in range(20):
+        touch = "data" if number else "clip"
+        made.one(programs.read(f"front=x touch={touch}", made.fronts), 2)
+    return made
+
+
+def test_all_rows_with_a_refusal_are_printed_with_their_share() -> None:
+    report = searched("clip").report()
+    assert "20 programs, 5.0% refused: 20 of x" in report
+    assert "1 of 1 refused (100.0%): x touch=clip" in report
+    assert "1 of 20 refused (5.0%): x model=mlp" in report
+    assert "touch=data" not in report
+
+
+def test_a_search_fails_where_more_than_a_twentieth_was_refused() -> None:
+    assert searched("clip").verdict() is None
+    assert searched("data").verdict() == "more than 5% of the programs were refused"
