@@ -304,23 +304,18 @@ COLUMNS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-def fits(program: Program) -> bool:
-    """Whether JAX alone can train the program."""
-    has = dict(program.values)
-    # An accumulated infinity stays, and clipping makes all gradients infinite.
-    return not (has["optimizer"] == "finite" and has["accumulate"] == "inside")
-
-
-def distributed_fits(program: Program) -> bool:
-    """Only gradients of the whole batch may be clipped."""
-    has = dict(program.values)
-    if has["optimizer"] == "finite" and has["accumulate"] != "one":
-        return False
-    return has["touch"] != "clip" and fits(program)
-
-
-def by_hand_fits(program: Program) -> bool:
-    return program["accumulate"] != "outside" and fits(program)
+BY_JAX = {  # what JAX alone does not train
+    "an accumulated infinity stays": ["optimizer=finite accumulate=inside"],
+}
+DISTRIBUTED = BY_JAX | {
+    "only gradients of the whole batch may be clipped": ["touch=clip"],
+    "reduced gradients would be accumulated, an infinity among them": [
+        "optimizer=finite accumulate=outside",
+    ],
+}
+BY_HAND = BY_JAX | {
+    "its gradients are reduced before any optimizer sees them": ["accumulate=outside"],
+}
 
 
 def begin() -> None:
@@ -330,6 +325,6 @@ def begin() -> None:
 
 
 FRONTS = {
-    "jax.distributed": Front("jax", COLUMNS, begin, by(Distributed), distributed_fits),
-    "jax.by_hand": Front("jax", COLUMNS, begin, by(ByHand), by_hand_fits),
+    "jax.distributed": Front("jax", COLUMNS, begin, by(Distributed), DISTRIBUTED),
+    "jax.by_hand": Front("jax", COLUMNS, begin, by(ByHand), BY_HAND),
 }

@@ -60,7 +60,7 @@ class Runner:
     def __init__(self, nursery_of: Callable[[str], Nursery]) -> None:
         """`nursery_of`: that of a framework."""
         self._nursery_of = nursery_of
-        self._refusals = programs.refusals(programs.REFUSALS.read_text())
+        self.rows = programs.refusals(programs.REFUSALS.read_text())
         self._worlds: dict[Key, World] = {}
         self._alone: dict[Program, Outcome] = {}
         self.beginning = 0.0  # seconds until ranks were there
@@ -94,7 +94,7 @@ class Runner:
         ours = all("Error" in outcome.bases and outcome.error for outcome in outcomes)
         hang = HANGS & {outcome.error for outcome in outcomes}
         if len(said) == 1 and ours and not hang:
-            if any(row.allows(program) for row in self._refusals):
+            if any(row.allows(program) for row in self.rows):
                 raise Refused(said.pop())
             raise Fault(f"refused, and docs/refusals.md has no row for it: {said.pop()}")
         told = [f"rank {r}: {o.error}: {o.text[:300]}" for r, o in enumerate(outcomes)]
@@ -145,7 +145,7 @@ class Search:
             beginning = self.runner.beginning
             name = min(spent, key=lambda front: spent[front])
             front = self.fronts[name]
-            program = programs.draw(name, front, self.dice)
+            program = programs.draw(name, front, self.dice, rows=self.runner.rows)
             if not any(self._has(program, fault) for fault in self.faults):
                 sizes = self._sizes.setdefault(front.framework, self._some_sizes())
                 self.one(program, next(sizes))

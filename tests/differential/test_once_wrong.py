@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import programs
 from fronts import FRONTS
 from search import Runner
-
-from harness import Nursery
 
 ONCE_WRONG = [
     # A program replaces what p.grad refers to; the optimizer then read an old gradient for ever.
@@ -79,13 +76,6 @@ ONCE_WRONG = [
     "front=keras.model_torch callbacks=batches batches=uneven metrics=dice",
     "front=strategy.fit model=own_sum callbacks=batches batches=uneven",
 ]
-
-
-@pytest.fixture(scope="module")
-def runner(nurseries: Callable[[str], Nursery]) -> Iterator[Runner]:
-    made = Runner(nurseries)
-    yield made
-    made.close()
 
 
 @pytest.mark.xdist_group("programs that were once wrong")
