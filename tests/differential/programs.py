@@ -244,7 +244,7 @@ def difference(serial: Result, parallel: Result, tolerance: float) -> str | None
             continue
         moved = np.abs(right - begin).max()
         off = np.abs(got - right).max()
-        if not off <= tolerance * moved + 1e-7:
+        if not off <= tolerance * moved + _rounding(right):
             return f"{name} is off by {off:.3g}; its update is {moved:.3g}"
     for step, (right, got) in enumerate(zip(serial.losses, parallel.losses, strict=False)):
         if not abs(got - right) <= 1e-3 * abs(right) + 1e-6:
@@ -252,6 +252,12 @@ def difference(serial: Result, parallel: Result, tolerance: float) -> str | None
     if len(serial.losses) != len(parallel.losses):
         return f"{len(parallel.losses)} losses, not {len(serial.losses)}"
     return None
+
+
+def _rounding(values: np.ndarray) -> float:
+    """What a few steps may round, each by half of the last bit of the largest weight."""
+    exact = not np.issubdtype(values.dtype, np.inexact)
+    return 0.0 if exact else 8 * float(np.finfo(values.dtype).eps * np.abs(values).max())
 
 
 def same_bits(results: Sequence[Result]) -> str | None:

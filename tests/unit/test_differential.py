@@ -46,6 +46,20 @@ def test_the_smallest_parameter_counts_as_much() -> None:
     assert "small is off by" in str(programs.difference(trained(), wrong, 1e-3))
 
 
+def test_the_smallest_parameter_exceeds_the_tolerance_a_hundredfold() -> None:
+    wrong = trained()
+    wrong.after["small"] = BEFORE["small"] + UPDATE["small"] / 2
+    assert "small is off by" in str(programs.difference(trained(), wrong, 100 * 1e-3))
+    assert programs.difference(trained(), wrong, 0.6) is None
+
+
+def test_the_last_bit_of_a_weight_is_no_difference() -> None:
+    still = {"w": np.array([1.0], np.float32)}
+    other = {"w": np.nextafter(still["w"], np.float32(2))}
+    right, got = (Result(still, after, []) for after in (still, other))
+    assert programs.difference(right, got, 1e-3) is None
+
+
 def test_losses_and_dtypes_are_compared() -> None:
     assert "loss 1" in str(programs.difference(trained(), trained(losses=(1.0, 0.6)), 1e-3))
     assert "1 losses" in str(programs.difference(trained(), trained(losses=(1.0,)), 1e-3))
