@@ -17,7 +17,7 @@ LINES = [programs.short(program, FRONTS[program.front]) for program in programs.
 
 
 @pytest.mark.xdist_group("programs that are refused")
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.replace(" ", ","))
 def test_it_is_refused(runner: Runner, line: str) -> None:
     with pytest.raises(Refused) as told:
         runner.check(programs.read(line, FRONTS), 2)
