@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import keras_parts as parts
+import keras_steps
 import numpy as np
 import programs
 from keras_parts import EPOCHS
@@ -29,7 +30,8 @@ class Setting:
         return nullcontext()
 
     def model(self) -> Any:
-        return parts.MODELS[self.program["model"]]()
+        make: Any = parts.MODELS[self.program["model"]]
+        return make(self.program["touch"]) if self.program["model"] == "own_step" else make()
 
     def wrapped(self, model: Any) -> Any:
         return model
@@ -339,6 +341,7 @@ def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
 COLUMNS: dict[str, list[str]] = {
     "model": list(parts.MODELS),
     "loss": list(parts.LOSSES),
+    "touch": list(keras_steps.TOUCHES),
     "weights": ["none", "samples", "classes"],
     "optimizer": list(parts.OPTIMIZERS),
     "batches": list(parts.TAILS),
@@ -357,6 +360,7 @@ TABLES = f"metrics={','.join(parts.OF_TWO_COLUMNS)}"
 def left_out(backend: str) -> dict[str, list[str]]:
     """By reason the programs that Keras alone does not train."""
     found = {
+        "only a step of its own sees gradients": ["touch!=nothing model!=own_step"],
         "its steps have losses of their own, and neither weights nor metrics": [
             f"{GANS} loss!=name", f"{GANS} weights!=none", f"{GANS} metrics!=none",
         ],
@@ -366,9 +370,12 @@ def left_out(backend: str) -> dict[str, list[str]]:
         "Keras does not weigh one number by a mask": ["model=masked metrics=dice"],
         "the loss compares samples by one row each": ["model=masked loss=pairs"],
         "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
+        # A rank without samples of a batch puts the states of its layers back.
+        "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
     }  # fmt: skip
     if backend == "tensorflow":
         found["Keras adds losses to one number, not to many"] = ["loss=none model=add_loss,tied"]
+        found["TensorFlow's recompute_grad() does not take these layers"] = ["model=remat"]
     else:
         found["only TensorFlow has gradients of losses that are not one number"] = ["loss=none"]
     if backend == "torch":
@@ -383,9 +390,19 @@ def left_out(backend: str) -> dict[str, list[str]]:
     return found
 
 
+def model_left_out(backend: str) -> dict[str, list[str]]:
+    return left_out(backend) | {
+        # The step is called for each part of a batch, and sees gradients of that part alone.
+        "a fault that stands, of steps of logical ranks": [
+            "options=logical model=own_step touch=clip,leave_out",
+        ],
+    }
+
+
 def horovod_left_out(backend: str) -> dict[str, list[str]]:
     """Horovod averages the results of ranks, however each of them was computed."""
     return left_out(backend) | {
+        "gradients are each rank's own until the optimizer has them": ["touch=clip,leave_out"],
         "it does not synchronize statistics": ["model=batch_norm"],
         "ranks with other masks, weights or samples have other divisors": [
             "model=masked", "loss=mean_with_sample_weight", "batches=uneven,one",

@@ -284,8 +284,9 @@ FIT = {
     "model": [*parts.MODELS, *STEPS],
     "strategy": STRATEGIES,
 }
+OF_LOOPS = ("dense", "tied", "frozen", "frozen_norm", "add_loss", "batch_norm", "counting")
 LOOP = {
-    "model": ["dense", "tied", "frozen", "frozen_norm", "add_loss", "batch_norm"],
+    "model": list(OF_LOOPS),
     "loss": ["average", "sum", "mean"],
     "weights": ["none", "samples"],
     "optimizer": list(parts.OPTIMIZERS),
