@@ -170,7 +170,7 @@ def shrunk(program: Program, front: Front, fails: Callable[[Program], bool]) -> 
 
 # ---- programs that ranks refuse although one process trains them ----
 
-REFUSED_ONCE_IN = 20  # a refusal shows a sentence, and no number
+REFUSED_ONCE_IN = 40  # a refusal shows a sentence, and no number
 REFUSALS = Path(__file__).parents[2] / "docs" / "refusals.md"
 
 
