@@ -67,6 +67,13 @@ def turned() -> tuple[Parameters, Apply]:
     return parameters | {"turn": turn}, lambda p, x: (apply(p, x) * p["turn"]).real
 
 
+def integer() -> tuple[Parameters, Apply]:
+    """With a parameter of whole numbers, which no gradient reaches."""
+    parameters, apply = mlp()
+    order = np.array([1, 0], np.int32)
+    return parameters | {"order": order}, lambda p, x: apply(p, x)[:, p["order"]]
+
+
 def scanned() -> tuple[Parameters, Apply]:
     """Layers in one array, computed in a loop and again in the backward pass."""
     import jax
@@ -81,7 +88,7 @@ def scanned() -> tuple[Parameters, Apply]:
     return parameters, apply
 
 
-MODELS = {each.__name__: each for each in (mlp, tied, stopped, odd, turned, scanned)}
+MODELS = {each.__name__: each for each in (mlp, tied, stopped, odd, turned, integer, scanned)}
 
 # ---- losses: of outputs, targets and weights of samples ----
 
@@ -231,8 +238,9 @@ def train(setting: Setting) -> Result:
     @jax.jit  # in an eager step, too, whose programs would be one for each operation
     def backward(parameters: Parameters, batch: Any) -> Any:
         x, y, weights = batch
-        loss, gradients = jax.value_and_grad(lambda p: loss_of(apply(p, x), y, weights))(parameters)
-        return loss, jax.tree.map(lambda g: g.conj(), gradients)
+        of_all = jax.value_and_grad(lambda p: loss_of(apply(p, x), y, weights), allow_int=True)
+        loss, gradients = of_all(parameters)
+        return loss, jax.tree.map(_as_optax_takes_it, gradients, parameters)
 
     def step(carried: Any, batch: Any) -> Any:
         parameters, state = carried
@@ -246,6 +254,15 @@ def train(setting: Setting) -> Result:
     losses = [float(loss) for loss in losses]
     return Result(_by_name(before), _by_name(carried[0]),
                   [loss if np.isfinite(loss) else -1.0 for loss in losses])  # fmt: skip
+
+
+def _as_optax_takes_it(gradient: Any, parameter: Any) -> Any:
+    """JAX has conjugated gradients, and of whole numbers none of a dtype that can be added."""
+    import jax
+
+    if gradient.dtype == jax.dtypes.float0:
+        return jax.numpy.zeros_like(parameter)
+    return gradient.conj()
 
 
 def _one_by_one(step: Any, carried: Any, data: Any) -> Any:
@@ -304,23 +321,18 @@ COLUMNS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-def fits(program: Program) -> bool:
-    """Whether JAX alone can train the program."""
-    has = dict(program.values)
-    # An accumulated infinity stays, and clipping makes all gradients infinite.
-    return not (has["optimizer"] == "finite" and has["accumulate"] == "inside")
-
-
-def distributed_fits(program: Program) -> bool:
-    """Only gradients of the whole batch may be clipped."""
-    has = dict(program.values)
-    if has["optimizer"] == "finite" and has["accumulate"] != "one":
-        return False
-    return has["touch"] != "clip" and fits(program)
-
-
-def by_hand_fits(program: Program) -> bool:
-    return program["accumulate"] != "outside" and fits(program)
+BY_JAX = {  # what JAX alone does not train
+    "an accumulated infinity stays": ["optimizer=finite accumulate=inside"],
+}
+DISTRIBUTED = BY_JAX | {
+    "only gradients of the whole batch may be clipped": ["touch=clip"],
+    "reduced gradients would be accumulated, an infinity among them": [
+        "optimizer=finite accumulate=outside",
+    ],
+}
+BY_HAND = BY_JAX | {
+    "its gradients are reduced before any optimizer sees them": ["accumulate=outside"],
+}
 
 
 def begin() -> None:
@@ -330,6 +342,6 @@ def begin() -> None:
 
 
 FRONTS = {
-    "jax.distributed": Front("jax", COLUMNS, begin, by(Distributed), distributed_fits),
-    "jax.by_hand": Front("jax", COLUMNS, begin, by(ByHand), by_hand_fits),
+    "jax.distributed": Front("jax", COLUMNS, begin, by(Distributed), DISTRIBUTED),
+    "jax.by_hand": Front("jax", COLUMNS, begin, by(ByHand), BY_HAND),
 }

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import keras_parts as parts
+import keras_steps
 import numpy as np
 import programs
 from keras_parts import EPOCHS
@@ -29,7 +30,8 @@ class Setting:
         return nullcontext()
 
     def model(self) -> Any:
-        return parts.MODELS[self.program["model"]]()
+        make: Any = parts.MODELS[self.program["model"]]
+        return make(self.program["touch"]) if self.program["model"] == "own_step" else make()
 
     def wrapped(self, model: Any) -> Any:
         return model
@@ -339,6 +341,7 @@ def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
 COLUMNS: dict[str, list[str]] = {
     "model": list(parts.MODELS),
     "loss": list(parts.LOSSES),
+    "touch": list(keras_steps.TOUCHES),
     "weights": ["none", "samples", "classes"],
     "optimizer": list(parts.OPTIMIZERS),
     "batches": list(parts.TAILS),
@@ -350,63 +353,69 @@ COLUMNS: dict[str, list[str]] = {
 }
 
 
-def fits(program: Program, backend: str) -> bool:
-    """Whether Keras alone can train the program."""
-    has = dict(program.values)
-    model, weights = has["model"], has["weights"]
-    if model in parts.TWO_OPTIMIZERS and (
-        backend == "jax"  # its steps are functions of states
-        or weights != "none" or has["loss"] != "name" or has["metrics"] != "none"
-        or has["optimizer"] in ("loss_scale", "accumulate")
-    ):  # fmt: skip
-        return False
-    if model in parts.TWO_OPTIMIZERS and has["midway"] in ("evaluate", "predict"):
-        return False
-    # They compare classes: of two columns, and of targets with one axis for samples.
-    if has["metrics"] in parts.OF_TWO_COLUMNS and model in ("outputs", "masked"):
-        return False
-    # Class weights need a single target.
-    if weights == "classes" and model in ("outputs", "masked"):
-        return False
-    # There is nothing to weigh but the one number.
-    if has["loss"] in parts.OF_ONE_NUMBER and (weights != "none" or model == "masked"):
-        return False
-    # It compares samples by one row each.
-    if has["loss"] == "pairs" and model == "masked":
-        return False
-    # Keras does not weigh one number by a mask.
-    if has["metrics"] == "dice" and model == "masked":
-        return False
-    # Only TensorFlow has gradients of losses that are not one number, which Keras adds to none.
-    if has["loss"] == "none" and (backend != "tensorflow" or model in ("add_loss", "tied")):
-        return False
-    # An infinity is in the statistics of the batch, or is masked as if it were a number.
-    if has["optimizer"] == "loss_scale" and model in ("batch_norm", "masked"):
-        return False
-    # Keras on PyTorch executes one step at a time, and torch.compile takes minutes.
-    if has["run"] in ("jit", "several") and backend == "torch":
-        return False
-    # There is nothing to monitor.
-    return not (model in parts.TWO_OPTIMIZERS and has["callbacks"] in ("plateau", "stopping"))
+GANS = f"model={','.join(parts.TWO_OPTIMIZERS)}"
+TABLES = f"metrics={','.join(parts.OF_TWO_COLUMNS)}"
 
 
-def horovod_fits(program: Program, backend: str) -> bool:
+def left_out(backend: str) -> dict[str, list[str]]:
+    """By reason the programs that Keras alone does not train."""
+    found = {
+        "only a step of its own sees gradients": ["touch!=nothing model!=own_step"],
+        "its steps have losses of their own, and neither weights nor metrics": [
+            f"{GANS} loss!=name", f"{GANS} weights!=none", f"{GANS} metrics!=none",
+        ],
+        "Keras does not evaluate without a loss": [f"{GANS} midway=evaluate"],
+        "class_weight needs a single target of one axis": ["model=outputs,masked weights=classes"],
+        "the metric compares classes, of two axes": [f"model=masked {TABLES}"],
+        "Keras does not weigh one number by a mask": ["model=masked metrics=dice"],
+        "the loss compares samples by one row each": ["model=masked loss=pairs"],
+        "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
+        # A rank without samples of a batch puts the states of its layers back.
+        "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
+    }  # fmt: skip
+    if backend == "tensorflow":
+        found["Keras adds losses to one number, not to many"] = ["loss=none model=add_loss,tied"]
+        found["TensorFlow's recompute_grad() does not take these layers"] = ["model=remat"]
+    else:
+        found["only TensorFlow has gradients of losses that are not one number"] = ["loss=none"]
+    if backend == "torch":
+        found["Keras on PyTorch executes one step at a time"] = ["run=several"]
+        found["torch.compile takes minutes"] = ["run=jit"]
+        # All ranks say "the list of tensors is empty" where one process trains it.
+        found["a fault that stands, of two optimizers that accumulate"] = [
+            f"{GANS} optimizer=accumulate"
+        ]
+    if backend == "jax":
+        found["a step on JAX is a function of states"] = [GANS]
+    return found
+
+
+def model_left_out(backend: str) -> dict[str, list[str]]:
+    return left_out(backend) | {
+        # The step is called for each part of a batch, and sees gradients of that part alone.
+        "a fault that stands, of steps of logical ranks": [
+            "options=logical model=own_step touch=clip,leave_out",
+        ],
+    }
+
+
+def horovod_left_out(backend: str) -> dict[str, list[str]]:
     """Horovod averages the results of ranks, however each of them was computed."""
-    has = dict(program.values)
-    if has["model"] in ("batch_norm", "masked") or has["batches"] not in ("even", "short"):
-        return False
-    if has["loss"] in ("none", "mean_with_sample_weight", "pairs"):
-        return False
-    if has["callbacks"] == "batches":  # each rank sees its own
-        return False
-    if has["metrics"] not in ("none", "mean", "accuracy"):
-        return False
-    # With a loss that is a sum, every rank adds the terms that are not sums over samples.
-    if has["loss"] == "sum" and has["model"] in ("tied", "add_loss"):
-        return False
-    if has["loss"] == "sum" and has["options"] == "predivide":
-        return False
-    return fits(program, backend)
+    return left_out(backend) | {
+        "gradients are each rank's own until the optimizer has them": ["touch=clip,leave_out"],
+        "it does not synchronize statistics": ["model=batch_norm"],
+        "ranks with other masks, weights or samples have other divisors": [
+            "model=masked", "loss=mean_with_sample_weight", "batches=uneven,one",
+        ],
+        "a loss of each rank's samples has no pairs of others, and is one number": [
+            "loss=pairs,none",
+        ],
+        "each rank sees its own batches": ["callbacks=batches"],
+        "the mean of a metric over ranks is that of a mean alone": [
+            "metrics!=none,mean,accuracy",
+        ],
+        "every rank adds the terms that are no sums over samples": ["loss=sum model=tied,add_loss"],
+    }  # fmt: skip
 
 
 def begin() -> None:
@@ -422,11 +431,9 @@ def _fronts(backend: str) -> dict[str, Front]:
     own = {**COLUMNS, "options": ["none", "groups", "predivide"]}
     keras = f"keras on {backend}"
     return {
-        f"keras.model_{backend}": Front(
-            keras, whole, begin, by(Global), lambda p: fits(p, backend)
-        ),
+        f"keras.model_{backend}": Front(keras, whole, begin, by(Global), left_out(backend)),
         f"keras.horovod_{backend}": Front(
-            keras, own, begin, by(Horovod), lambda p: horovod_fits(p, backend)
+            keras, own, begin, by(Horovod), horovod_left_out(backend)
         ),
     }
 

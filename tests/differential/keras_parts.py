@@ -89,11 +89,37 @@ def masked() -> Any:
     return Sequential([*shaped, hidden, layers.Dense(1, activation="sigmoid")])
 
 
+def remat() -> Any:
+    """Activations are computed again in the backward pass."""
+    from keras import RematScope
+
+    with RematScope(mode="full"):
+        return dense()
+
+
+def counting() -> Any:
+    """Noise that dies out: a layer whose state is the number of its steps."""
+    from keras import Input, Sequential, layers
+
+    class Counting(layers.Layer):
+        def build(self, _: Any) -> None:
+            self.steps = self.add_weight(initializer="zeros", trainable=False, name="steps")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.steps.assign(self.steps + 1.0)
+            return x * (1.0 + 0.5 / (1.0 + self.steps))
+
+    head = layers.Dense(2, activation="sigmoid")
+    return Sequential([Input((WIDTH,)), layers.Dense(6, activation="tanh"), Counting(), head])
+
+
 MODELS: dict[str, Callable[[], Any]] = {
-    each.__name__: each for each in (dense, tied, frozen, frozen_norm, outputs, add_loss, masked)
+    each.__name__: each
+    for each in (dense, tied, frozen, frozen_norm, outputs, add_loss, masked, remat, counting)
 } | {
     "batch_norm": normal,
-    "own_step": lambda: keras_steps.own_step(dense()),
+    "own_step": lambda touch="nothing": keras_steps.own_step(dense(), touch),
     "gan": lambda: keras_steps.gan(dense(), scaled=True),
     "gan_plain": lambda: keras_steps.gan(dense(), scaled=False),
 }
@@ -308,7 +334,8 @@ PLAIN = (  # metrics of Keras that need no arguments
 )  # fmt: skip
 CLASSES: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in PLAIN},
-    "BinaryIoU": {"target_class_ids": [0, 1]},
+    "Accuracy": {}, "MeanIoU": {"num_classes": 2},
+    "BinaryIoU": {"target_class_ids": [0, 1]}, "IoU": {"num_classes": 2, "target_class_ids": [0]},
     "PrecisionAtRecall": {"recall": 0.5}, "RecallAtPrecision": {"precision": 0.5},
     "SensitivityAtSpecificity": {"specificity": 0.5},
     "SpecificityAtSensitivity": {"sensitivity": 0.5},

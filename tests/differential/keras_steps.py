@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
-def own_step(inner: Any) -> Any:
-    """One optimizer; the loss is that of compile()."""
+def own_step(inner: Any, touch: str) -> Any:
+    """One optimizer; the loss is that of compile(). `touch`: of TOUCHES."""
     import keras
 
     class Own(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.inner = inner
+            self.touched = TOUCHES[touch]
 
         def call(self, x: Any, training: bool = False) -> Any:
             return self.inner(x, training=training)
@@ -22,6 +23,34 @@ def own_step(inner: Any) -> Any:
         }[keras.backend.backend()]  # fmt: skip
 
     return Own()
+
+
+def _norm(gradients: Any) -> Any:
+    from keras import ops
+
+    return ops.sqrt(sum(ops.sum(ops.square(g)) for g in gradients))
+
+
+def _clipped(gradients: Any) -> Any:
+    """By the norm of all of them, as tf.clip_by_global_norm does."""
+    from keras import ops
+
+    factor = 0.05 / ops.maximum(_norm(gradients), 0.05)
+    return [g * factor for g in gradients]
+
+
+def _left_out(gradients: Any) -> Any:
+    """A step of large gradients does nothing."""
+    from keras import ops
+
+    is_small = ops.cast(_norm(gradients) < 0.2, "float32")
+    return [g * is_small for g in gradients]
+
+
+TOUCHES = {
+    "nothing": lambda gradients: gradients, "scale": lambda gradients: [g * 0.5 for g in gradients],
+    "clip": _clipped, "leave_out": _left_out,
+}  # fmt: skip
 
 
 def _measured(model: Any, loss: Any, x: Any, y: Any, out: Any, weights: Any) -> Any:
@@ -41,7 +70,7 @@ def _tensorflow_step(self: Any, data: Any) -> Any:
         out = self(x, training=True)
         loss = self.compute_loss(x, y, out, weights)
         scaled = self.optimizer.scale_loss(loss)
-    gradients = tape.gradient(scaled, self.trainable_variables)
+    gradients = self.touched(tape.gradient(scaled, self.trainable_variables))
     self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
     loss = unscale_loss_for_distribution(loss)  # as Keras' own step does, of a strategy's share
     self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
@@ -57,8 +86,8 @@ def _torch_step(self: Any, data: Any) -> Any:
     out = self(x, training=True)
     loss = self.compute_loss(x, y, out, weights)
     self.optimizer.scale_loss(loss).backward()
-    gradients = [v.value.grad for v in self.trainable_weights]
     with torch.no_grad():
+        gradients = self.touched([v.value.grad for v in self.trainable_weights])
         self.optimizer.apply(gradients, self.trainable_weights)
     return _measured(self, loss, x, y, out, weights)
 
@@ -74,6 +103,7 @@ def _jax_step(self: Any, state: Any, data: Any) -> Any:
         trainable, others, metrics, x, y, weights, training=True, optimizer_variables=optimizer
     )
     loss, out, others, metrics = aux
+    gradients = self.touched(gradients)
     trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
     with keras.StatelessScope(
         state_mapping=list(zip(self.metrics_variables, metrics, strict=True))

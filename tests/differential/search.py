@@ -8,7 +8,8 @@
 A program on ranks must give what the same program gives in one process with the framework alone, on
 every rank the same bits; or all ranks refuse it by one sentence, and docs/refusals.md has a row for
 it. All else is a fault. It is shrunk to the fewest columns and printed once; programs that have
-them are not tried again. A run with a fault fails.
+them are not tried again. A run with a fault fails, and so does a search of whose programs more than
+5 % were refused.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from harness import Ended, Nursery, Outcome, World, jax_that_compiles_quickly  #
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 LIMIT = 150.0  # seconds of one program on all ranks; TensorFlow's Deadlock takes 90
 HANGS = {"Deadlock", "Stalled"}  # a verdict on all ranks, but no refusal
+MOST_REFUSED = 0.05  # of all programs of a search
 ONE_SIZE = 8  # programs of a framework on as many ranks: new ones take seconds to begin
 
 Key = tuple[str, Callable[[], None] | None, int]  # framework, how its ranks begin, how many
@@ -58,7 +60,7 @@ class Runner:
     def __init__(self, nursery_of: Callable[[str], Nursery]) -> None:
         """`nursery_of`: that of a framework."""
         self._nursery_of = nursery_of
-        self._refusals = programs.refusals(programs.REFUSALS.read_text())
+        self.rows = programs.refusals(programs.REFUSALS.read_text())
         self._worlds: dict[Key, World] = {}
         self._alone: dict[Program, Outcome] = {}
         self.beginning = 0.0  # seconds until ranks were there
@@ -92,7 +94,7 @@ class Runner:
         ours = all("Error" in outcome.bases and outcome.error for outcome in outcomes)
         hang = HANGS & {outcome.error for outcome in outcomes}
         if len(said) == 1 and ours and not hang:
-            if any(row.allows(program) for row in self._refusals):
+            if any(row.allows(program) for row in self.rows):
                 raise Refused(said.pop())
             raise Fault(f"refused, and docs/refusals.md has no row for it: {said.pop()}")
         told = [f"rank {r}: {o.error}: {o.text[:300]}" for r, o in enumerate(outcomes)]
@@ -143,7 +145,7 @@ class Search:
             beginning = self.runner.beginning
             name = min(spent, key=lambda front: spent[front])
             front = self.fronts[name]
-            program = programs.draw(name, front, self.dice)
+            program = programs.draw(name, front, self.dice, rows=self.runner.rows)
             if not any(self._has(program, fault) for fault in self.faults):
                 sizes = self._sizes.setdefault(front.framework, self._some_sizes())
                 self.one(program, next(sizes))
@@ -190,16 +192,28 @@ class Search:
 
         return check
 
+    def share_refused(self) -> float:
+        total = sum(self.drawn[name] for name in self.fronts)
+        return sum(self.refused[name] for name in self.fronts) / max(total, 1)
+
     def report(self) -> str:
         total = sum(self.drawn[name] for name in self.fronts)
         each = ", ".join(f"{self.drawn[name]} of {name}" for name in self.fronts)
-        refused = sum(self.refused[name] for name in self.fronts)
-        lines = [f"{total} programs, {refused} refused ({refused / max(total, 1):.1%}): {each}"]
+        lines = [f"{total} programs, {self.share_refused():.1%} refused: {each}"]
         lines += [
-            f"  {n} of {self.drawn[row]} refused: {row}" for row, n in self.refused.most_common(12)
+            f"  {n} of {self.drawn[row]} refused ({n / self.drawn[row]:.1%}): {row}"
+            for row, n in self.refused.most_common()
         ]
-        lines += [f"  {n} times: {sentence}" for sentence, n in self.sentences.most_common(12)]
+        lines += [f"  {n} times: {sentence}" for sentence, n in self.sentences.most_common()]
         return "\n".join(lines)
+
+    def verdict(self) -> str | None:
+        """The reason why a search fails; None if it does not."""
+        if self.faults:
+            return f"{len(self.faults)} faults, the first: {self.faults[0]}"
+        if self.share_refused() > MOST_REFUSED:
+            return f"more than {MOST_REFUSED:.0%} of the programs were refused"
+        return None
 
 
 def main() -> None:
@@ -238,8 +252,9 @@ def main() -> None:
             nursery.close()
         cache.cleanup()
     print(search.report())
-    if search.faults:
-        raise SystemExit(f"{len(search.faults)} faults, the first: {search.faults[0]}")
+    named = bool(options.program or options.singly)  # not drawn
+    if search.faults or not named:
+        raise SystemExit(search.verdict())
 
 
 if __name__ == "__main__":

@@ -66,17 +66,17 @@ def fit(program: Program, parallel: bool) -> Result:
     return keras_fronts.train((Scope if parallel else Alone)(program))
 
 
-def fit_fits(program: Program) -> bool:
-    has = dict(program.values)
-    if has["model"] in STEPS and (
-        has["loss"] != "name" or has["weights"] != "none" or has["optimizer"] == "loss_scale"
-        or has["metrics"] != "none" or has["callbacks"] in ("plateau", "stopping")
-    ):  # fmt: skip
-        return False
-    # A mean of each replica's samples, divided by the replicas, needs as many on each.
-    if has["model"] == "own_mean" and has["batches"] not in ("even", "short"):
-        return False
-    return keras_fronts.fits(program, "tensorflow")
+OWN = f"model={','.join(STEPS)}"
+FIT_LEFT_OUT = keras_fronts.left_out("tensorflow") | {
+    "a step of its own has a loss of its own, and neither weights nor metrics": [
+        f"{OWN} loss!=name", f"{OWN} weights!=none", f"{OWN} metrics!=none",
+    ],
+    "it does not scale its loss": [f"{OWN} optimizer=loss_scale"],
+    "it logs nothing of that name": [f"{OWN} callbacks=plateau,stopping"],
+    "a mean over each replica's samples, divided by the replicas, needs as many on each": [
+        "model=own_mean batches=uneven,one",
+    ],
+}  # fmt: skip
 
 
 # ---- a loop ----
@@ -262,22 +262,23 @@ RUNS = {
 }  # fmt: skip
 
 
-def loop_fits(program: Program) -> bool:
-    has = dict(program.values)
-    even = has["batches"] in ("even", "short")
-    # A mean of each replica's samples needs as many on each.
-    if (has["loss"] == "mean" or has["data"] == "from_function") and not even:
-        return False
-    # Replicas share such a loss equally, however many samples they have.
-    if has["model"] == "add_loss" and not even:
-        return False
-    # Keras clips each replica's gradients by themselves, by design.
-    if "clip" in has["optimizer"]:
-        return False
-    # The loss is scaled by one optimizer.
-    return not (has["optimizer"] == "loss_scale" and (
-        has["groups"] == "two" or has["touch"] == "clip_sum" or has["model"] == "batch_norm"
-    ))  # fmt: skip
+LOOP_LEFT_OUT = {
+    "a mean over each replica's samples needs as many on each": ["loss=mean batches=uneven,one"],
+    "each worker's own dataset has batches of one size": ["data=from_function batches=uneven,one"],
+    "replicas share such a loss equally, however many samples they have": [
+        "model=add_loss batches=uneven,one",
+    ],
+    "Keras clips each replica's gradients by themselves": [
+        "optimizer=clipnorm,global_clipnorm,clipvalue",
+    ],
+    "the loss is scaled by one optimizer": ["optimizer=loss_scale groups=two"],
+    "gradients that are scaled cannot be clipped by their size": [
+        "optimizer=loss_scale touch=clip_sum",
+    ],
+    "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
+    # A replica without samples of a batch puts the states of its layers back.
+    "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
+}
 
 
 FIT = {
@@ -285,8 +286,9 @@ FIT = {
     "model": [*parts.MODELS, *STEPS],
     "strategy": STRATEGIES,
 }
+OF_LOOPS = ("dense", "tied", "frozen", "frozen_norm", "add_loss", "batch_norm", "counting")
 LOOP = {
-    "model": ["dense", "tied", "frozen", "frozen_norm", "add_loss", "batch_norm"],
+    "model": list(OF_LOOPS),
     "loss": ["average", "sum", "mean"],
     "weights": ["none", "samples"],
     "optimizer": list(parts.OPTIMIZERS),
@@ -300,6 +302,6 @@ LOOP = {
 }
 
 FRONTS = {
-    "strategy.fit": Front("keras on tensorflow", FIT, keras_fronts.begin, fit, fit_fits),
-    "strategy.loop": Front("keras on tensorflow", LOOP, keras_fronts.begin, loop, loop_fits),
+    "strategy.fit": Front("keras on tensorflow", FIT, keras_fronts.begin, fit, FIT_LEFT_OUT),
+    "strategy.loop": Front("keras on tensorflow", LOOP, keras_fronts.begin, loop, LOOP_LEFT_OUT),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import programs
 from fronts import FRONTS
 from search import Runner
-
-from harness import Nursery
 
 ONCE_WRONG = [
     # A program replaces what p.grad refers to; the optimizer then read an old gradient for ever.
@@ -78,17 +75,30 @@ ONCE_WRONG = [
     # A callback that looks at batches saw those of its rank.
     "front=keras.model_torch callbacks=batches batches=uneven metrics=dice",
     "front=strategy.fit model=own_sum callbacks=batches batches=uneven",
+    # Accumulated gradients were summed over ranks twice.
+    "front=strategy.fit optimizer=accumulate",
+    # Steps, logged losses and evaluate() were as many times too large as there are ranks.
+    "front=strategy.fit loss=sum",
+    "front=strategy.fit loss=one_number",
+    "front=strategy.fit loss=class_of_one_number run=eager",
+    # One replica left out a step that the others took, and waited.
+    "front=strategy.loop optimizer=loss_scale",
+    # Metrics whose result is their state were each rank's own, and learning rates came apart.
+    "front=keras.model_torch metrics=true_positives callbacks=plateau",
+    "front=keras.model_torch metrics=sum callbacks=plateau",
+    "front=keras.model_torch metrics=own_state callbacks=stopping",
+    # A second optimizer reduced nothing, or was refused.
+    "front=keras.model_tensorflow model=gan",
+    "front=keras.model_torch model=gan",
+    "front=strategy.fit model=gan",
+    # Of three ways to write the loss of a step two were wrong.
+    "front=strategy.fit model=own_average",
+    "front=strategy.fit model=own_average batches=uneven",
+    "front=strategy.fit model=own_mean",
 ]
 
 
-@pytest.fixture(scope="module")
-def runner(nurseries: Callable[[str], Nursery]) -> Iterator[Runner]:
-    made = Runner(nurseries)
-    yield made
-    made.close()
-
-
 @pytest.mark.xdist_group("programs that were once wrong")
-@pytest.mark.parametrize("line", ONCE_WRONG)
+@pytest.mark.parametrize("line", ONCE_WRONG, ids=lambda line: line.replace(" ", ","))
 def test_it_is_right(runner: Runner, line: str) -> None:
     runner.check(programs.read(line, FRONTS), 3 if "parts=short" in line else 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import programs
 from programs import BATCH, STEPS, Front, Program, Result
-from torch_parts import ACTIONS, HOOKS, LOSSES, MODELS, REPLACING, TOUCHES, optimizers_of
+from torch_parts import ACTIONS, CLOSURES, HOOKS, LOSSES, MODELS, TOUCHES, optimizers_of
 
 # ---- one loop for all fronts ----
 
@@ -84,35 +84,37 @@ def train(setting: Setting) -> Result:
     program, model, optimizers = setting.program, setting.model, setting.optimizers
     setting.hook("after")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=program["precision"] == "scaler")
-    before = {n: setting.whole(p).clone().numpy() for n, p in model.named_parameters()}
+    names = {"remove_duplicate": False}  # an action may untie what was tied
+    before = {n: setting.whole(p).clone().numpy() for n, p in model.named_parameters(**names)}
     losses: list[float] = []
 
-    def one_pass(number: int) -> Any:
-        loss = loss_of(setting, number)
-        losses.append(float(loss.detach()))
-        scaler.scale(setting.scaled(loss)).backward()
+    def window(numbers: list[int]) -> Any:
+        for number in numbers:
+            with setting.accumulating() if number != numbers[-1] else nullcontext():
+                loss = loss_of(setting, number)
+                losses.append(float(loss.detach()))
+                scaled = scaler.scale(setting.scaled(loss))
+                scaled.backward(create_graph=program["backward"] == "create_graph")
+        if program["touch"] != "nothing":
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            TOUCHES[program["touch"]](model)
         return loss
 
     for step, numbers in enumerate(windows(program)):
         if step == 2:
             ACTIONS[program["weights"]](model, optimizers)
-        if program["optimizer"] == "closure":
+        if program["optimizer"] in CLOSURES:
             [only] = optimizers
-            only.step(lambda n=numbers[0], only=only: (only.zero_grad(), one_pass(n))[1])
+            only.step(lambda n=numbers, only=only: (only.zero_grad(), window(n))[1])
             continue
-        for number in numbers:
-            with setting.accumulating() if number != numbers[-1] else nullcontext():
-                one_pass(number)
-        if program["touch"] != "nothing":
-            for optimizer in optimizers:
-                scaler.unscale_(optimizer)
-            TOUCHES[program["touch"]](model)
+        window(numbers)
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=program["zero"] == "none")
-    after = {n: setting.whole(p).numpy() for n, p in model.named_parameters()}
+    after = {n: setting.whole(p).numpy() for n, p in model.named_parameters(**names)}
     buffers = {n: b.numpy() for n, b in model.named_buffers() if b.is_floating_point()}
     told = [each if math.isfinite(each) else -1.0 for each in setting.mean_of(losses)]
     setting.close()
@@ -127,7 +129,8 @@ def loss_of(setting: Setting, number: int) -> Any:
     x, y = (torch.from_numpy(each[rows]) for each in programs.batch(number))
     weights = torch.arange(BATCH, dtype=torch.float32)[rows] / BATCH
     kind = next(p.dtype for p in setting.model.parameters() if p.is_floating_point())
-    out = setting.forward(x.to(kind))
+    with torch.autocast("cpu", torch.bfloat16, enabled=program["precision"] == "autocast"):
+        out = setting.forward(x.to(kind)).to(kind)
     loss = LOSSES[program["loss"]](out, y.to(kind), weights.to(kind))
     # The scaler must see an overflow that one rank has.
     overflows = program["precision"] == "scaler" and number in (1, 2) and rows.start == 0
@@ -300,109 +303,84 @@ COLUMNS: dict[str, list[str]] = {
     "loss": list(LOSSES),
     "touch": list(TOUCHES),
     "weights": list(ACTIONS),
-    "optimizer": ["sgd", "momentum", "groups", "adam", "adam_foreach", "adam_fused", "two",
-                  "closure"],
+    "optimizer": ["sgd", "momentum", "groups", "adam", "adam_foreach", "adam_fused", "adagrad",
+                  "two", "closure", "lbfgs"],
+    "backward": ["plain", "create_graph"],
     "hooks": ["none", *(f"{kind}_{when}" for kind in HOOKS for when in ("before", "after"))],
     "accumulate": ["one", "two", "cut", "no_sync"],
-    "precision": ["float32", "scaler"],
+    "precision": ["float32", "scaler", "autocast"],
     "zero": ["none", "zeros"],
     "parts": ["even"],
 }  # fmt: skip
 
 
-def fits(program: Program) -> bool:
-    """Whether PyTorch alone can train it, and a front is made for it."""
-    has = dict(program.values)
-    plain = (
-        has["accumulate"] == "one" and has["precision"] == "float32" and has["touch"] == "nothing"
-    )
-    if has["optimizer"] == "closure" and not plain:
-        return False
-    if has["model"] == "embedding" and (
-        has["optimizer"] not in ("sgd", "groups") or has["precision"] == "scaler"
-        or has["touch"] != "nothing" or has["hooks"] != "none"
-        or has["weights"] in ("half_and_back", "double", "share_memory")
-    ):  # fmt: skip
-        return False
-    if has["model"] == "odd" and (
-        has["weights"] in ("half_and_back", "double") or has["precision"] == "scaler"
-        or has["optimizer"] == "adam_fused"
-    ):  # fmt: skip
-        return False
-    if has["weights"] == "unfreeze" and has["model"] not in ("frozen", "nothing_to_train"):
-        return False
-    if has["weights"] == "assigned" and has["model"] == "tied":  # it unties them
-        return False
-    # A changed dtype leaves the optimizer with state of another one.
-    if has["weights"] == "double" and (has["optimizer"] != "sgd" or has["precision"] == "scaler"):
-        return False
-    # A scaler has seen the gradients that these replace.
-    if has["precision"] == "scaler" and has["touch"] in REPLACING[1:]:
-        return False
-    # It refuses optimizers without a gradient.
-    if has["precision"] == "scaler" and (
-        has["model"] == "nothing_to_train" or has["weights"] == "assigned"
-    ):
-        return False
-    # Statistics of a sum over passes of different sizes.
-    return not (has["model"] == "batch_norm" and has["precision"] == "scaler")
+ADAMS = "adam,adam_foreach,adam_fused,two"
 
-
-def hook_fits(program: Program) -> bool:
-    has = dict(program.values)
-    if has["options"] == "sharded" and (
-        has["touch"] != "nothing" or has["precision"] == "scaler"
-        or has["weights"] not in ("nothing", "save_and_load")
-        or has["model"] in ("embedding", "odd")
-    ):  # fmt: skip
-        return False
-    if has["options"] == "predivide" and has["loss"] == "sum":
-        return False
-    return fits(program)
-
-
-def ddp_fits(program: Program) -> bool:
-    """DDP averages; it knows neither sparse nor complex gradients of its own accord, nor sums."""
-    has = dict(program.values)
-    if has["loss"] == "sum" or has["model"] in ("embedding", "odd", "batch_norm", "mixed_layout"):
-        return False
-    # It refuses a model without gradients by itself.
-    if has["model"] == "nothing_to_train":
-        return False
-    if has["options"] in ("static", "find_unused") and (
-        has["accumulate"] != "one" or has["model"] == "checkpointed"
-    ):
-        return False
-    # Over any backend DDP loses its hooks where parameters move, and a gradient that is a view of
-    # its bucket is not what the optimizer reads once its memory is replaced.
-    if has["weights"] in ("double", "half_and_back", "new_data", "other_layout", "unfreeze"):
-        return False
-    if has["options"] == "view" and (has["touch"] in REPLACING or has["weights"] == "share_memory"):
-        return False
-    return has["accumulate"] != "cut" and fits(program)
-
-
-def fsdp_fits(program: Program) -> bool:
-    """Gradients and weights are DTensors, which have no memory of their own to be replaced and
-    other hooks than the parameters that they stand for, and a scaler sees those of its rank alone.
-    """
-    has = dict(program.values)
-    return (
-        has["model"] in ("mlp", "conv", "frozen", "checkpointed", "compiled")
-        and has["hooks"] == "none"
-        and (has["model"], has["options"]) != ("checkpointed", "layers")
-        and has["loss"] != "sum"
-        and has["touch"] not in REPLACING
-        and has["weights"] in ("nothing", "save_and_load")
-        and has["precision"] == "float32"
-        and has["accumulate"] != "cut"
-        and fits(program)
-    )
-
-
-def global_fits(program: Program) -> bool:
-    has = dict(program.values)
-    return has["accumulate"] == "one" and has["optimizer"] != "two" and hook_fits(program)
+BY_PYTORCH = {  # what PyTorch alone does not train
+    "the signs of small gradients, which some optimizers follow, are rounding in bfloat16": [
+        f"precision=autocast optimizer={ADAMS},adagrad,lbfgs",
+    ],
+    "its steps grow, and rounding in bfloat16 with them": ["precision=autocast model=embedding"],
+    "whole numbers cannot be unfrozen": ["model=integer weights=unfreeze"],
+    "LBFGS has one group of parameters": ["optimizer=lbfgs weights=added"],
+    "GradScaler refuses closures": ["optimizer=closure,lbfgs precision=scaler"],
+    "GradScaler refuses an optimizer that has no gradient": [
+        "model=nothing_to_train precision=scaler", "weights=assigned precision=scaler",
+    ],
+    "GradScaler and fused optimizers refuse complex gradients": [
+        "model=odd precision=scaler", "model=odd optimizer=adam_fused",
+    ],
+    "LBFGS refuses gradients of other layouts and parameters of whole numbers": [
+        "optimizer=lbfgs model=channels_last,integer", "optimizer=lbfgs weights=other_layout",
+    ],
+    "Adam refuses sparse gradients": ["model=embedding optimizer=adam,adam_foreach,adam_fused"],
+    "clip_grad_norm_ refuses sparse gradients": ["model=embedding touch=clip"],
+    "an optimizer's state keeps its dtype": [f"weights=double optimizer={ADAMS},lbfgs"],
+}  # fmt: skip
+HOOK = BY_PYTORCH | {
+    # sharded_update=True ends with PyTorch's RuntimeError, and a refusal is a sentence of ours.
+    "a fault that stands, of a share of another dtype": ["options=sharded weights=double"],
+}
+GLOBAL = HOOK | {
+    "GlobalBatch has one optimizer": ["optimizer=two"],
+}
+BY_DDP = BY_PYTORCH | {  # each is the same over gloo
+    "DDP averages the gradients of ranks": ["loss=sum"],
+    "DDP's statistics are those of each rank": ["model=batch_norm"],
+    "DDP refuses a model without gradients": ["model=nothing_to_train"],
+    "DDP loses its hooks where a parameter gets another dtype": ["weights=double,half_and_back"],
+    "DDP knows the parameters that it has seen": [
+        "weights=added", "weights=unfreeze model=frozen",
+    ],
+    "a gradient that is a view of its bucket is not what the optimizer reads once it is replaced": [
+        "options=view touch=data,set,cast",
+    ],
+    "DDP refuses create_graph=True": ["backward=create_graph"],
+    "DDP takes a parameter of two reentrant backwards only in a static graph": [
+        "model=reentrant options!=static",
+    ],
+    "static_graph=True has no no_sync()": ["options=static accumulate!=one"],
+}  # fmt: skip
+BY_FSDP = BY_PYTORCH | {  # each is the same over gloo
+    "FSDP2 averages the gradients of ranks": ["loss=sum"],
+    "FSDP2's statistics are those of each rank": ["model=batch_norm"],
+    "FSDP2 refuses parameters of no dimension, of other layouts, and sparse gradients": [
+        "model=odd,channels_last,embedding",
+    ],
+    "a DTensor has no memory to replace": ["touch=data,set", "weights=double,share_memory"],
+    "FSDP2 refuses deepcopy()": ["weights=averaged"],
+    "LBFGS flattens gradients, which uneven shards refuse": ["optimizer=lbfgs"],
+    "FSDP2 knows the parameters that it has seen": ["weights=added"],
+    "FSDP2 does not share layers between groups, nor between reentrant backwards": [
+        "model=tied,reentrant options=layers",
+    ],
+    "FSDP2 has a gradient once a window, and calls its hook then": [
+        "hooks=accumulated_after accumulate!=one",
+    ],
+    "FSDP2's gradients do not pass through a parameter's own hooks": [
+        "hooks=gradient_before,gradient_after,accumulated_before",
+    ],
+}  # fmt: skip
 
 
 def begin_hook() -> None:
@@ -434,16 +412,16 @@ def table(*options: str) -> dict[str, list[str]]:
 FRONTS = {
     "torch.hook": Front(
         "torch", table("none", "groups", "sharded", "in_place", "small", "predivide"), begin_hook,
-        by(Hook), hook_fits,
+        by(Hook), HOOK,
     ),
     "torch.ddp": Front(
-        "torch", table("none", "view", "static", "find_unused"), begin_ddp, by(Ddp), ddp_fits
+        "torch", table("none", "view", "static", "find_unused"), begin_ddp, by(Ddp), BY_DDP
     ),
     "torch.fsdp": Front(
-        "torch", table("none", "layers", "keep"), begin_ddp, by(Fsdp), fsdp_fits
+        "torch", table("none", "layers", "keep"), begin_ddp, by(Fsdp), BY_FSDP
     ),
     "torch.global": Front(
         "torch", table("none", "groups", "sharded") | {"parts": ["even", "uneven", "short"]},
-        begin_hook, by(Global), global_fits,
+        begin_hook, by(Global), GLOBAL,
     ),
 }  # fmt: skip

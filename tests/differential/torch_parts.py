@@ -121,6 +121,24 @@ def checkpointed() -> nn.Module:
     return Checkpointed()
 
 
+def reentrant() -> nn.Module:
+    """Its first layers are in two checkpoints, of which each runs a backward of its own."""
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Reentrant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = mlp(), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            parts = [checkpoint(self.first, each, use_reentrant=True) for each in (x, 2 * x)]
+            return self.last(parts[0] + parts[1])
+
+    return Reentrant()
+
+
 def batch_norm() -> nn.Module:
     from torch import nn
 
@@ -181,7 +199,7 @@ MODELS = {
     each.__name__: each
     for each in (
         mlp, conv, channels_last, mixed_layout, tied, frozen, integer, nothing_to_train, odd,
-        checkpointed, batch_norm, embedding, compiled, functional,
+        checkpointed, reentrant, batch_norm, embedding, compiled, functional,
     )
 }  # fmt: skip
 
@@ -248,7 +266,7 @@ TOUCHES: dict[str, Touch] = {
     "clip": _clip,
 }
 
-REPLACING = ("data", "set", "cast")  # these give a gradient other memory
+CLOSURES = ("closure", "lbfgs")  # optimizers that compute the loss by themselves
 
 
 # ---- hooks of the program's own, registered before or after the optimizer is wrapped ----
@@ -330,6 +348,15 @@ def _other_layout(model: Any, _: Any) -> None:
     model.to(memory_format=torch.channels_last)
 
 
+def _added(model: Any, optimizers: Any) -> None:
+    """A parameter that the optimizer gets now, as where a model grows."""
+    import torch
+
+    model.extra = torch.nn.Parameter(torch.zeros(2))
+    model.register_forward_hook(lambda model, _, out: out + model.extra)
+    optimizers[-1].add_param_group({"params": [model.extra]})
+
+
 ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "nothing": lambda *_: None,
     "half_and_back": _half_and_back,
@@ -341,6 +368,7 @@ ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "save_and_load": _save_and_load,
     "other_layout": _other_layout,
     "unfreeze": _unfreeze,
+    "added": _added,
 }
 
 
@@ -357,6 +385,10 @@ def optimizers_of(program: Program, model: Any) -> list[Any]:
     if kind == "groups":
         groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}]
         return [torch.optim.SGD(groups, lr=0.1)]
+    if kind == "lbfgs":
+        return [torch.optim.LBFGS(parameters, lr=0.1, max_iter=2)]
+    if kind == "adagrad":
+        return [torch.optim.Adagrad(parameters, lr=0.05)]
     if kind.startswith("adam"):
         how = {"foreach": True} if kind.endswith("foreach") else {"fused": kind.endswith("fused")}
         return [torch.optim.Adam(parameters, lr=0.02, **how)]
