@@ -109,6 +109,53 @@ def ddp_over_gloo_with_our_hook_trains_as_one_rank() -> None:
         wrapped(batch(0)[0]).sum().backward()
 
 
+def assign_data(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad.data = p.grad.data * 0.5
+
+
+def set_storage(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad.set_(p.grad * 0.5)
+
+
+REPLACEMENTS: dict[str, Callable[[nn.Module], object]] = {
+    "p.grad.data = ...": assign_data,
+    "p.grad.set_()": set_storage,
+    "share_memory": lambda module: module.share_memory(),
+}
+
+
+def train_replacing(trained: nn.Module, change: Any, mine: slice, clears: bool) -> None:
+    optimizer = sgd(trained.parameters())
+    for step in range(6):
+        inputs, targets = batch(step)
+        optimizer.zero_grad(set_to_none=clears)
+        nn.functional.mse_loss(trained(inputs[mine]), targets[mine]).backward()
+        if step in (0, 2, 3):
+            change(trained)
+        optimizer.step()
+
+
+@on_ranks(2, 3)
+def our_hook_sees_bucket_views_that_a_program_replaces() -> None:
+    """Where DDP over any group would step with an old gradient for ever."""
+    import farandole.torch as hvd
+
+    for name, change in REPLACEMENTS.items():
+        for options in ({"gradient_as_bucket_view": True}, {}):
+            for clears in (True, False):
+                wrapped, alone = ddp(gloo(), **options), model()
+                wrapped.register_comm_hook(gloo(), hvd.ddp_comm_hook)
+                train_replacing(wrapped, change, my_part(), clears)
+                train_replacing(alone, change, slice(None), clears)
+                for p, q in zip(wrapped.parameters(), alone.parameters(), strict=True):
+                    message = f"{name} with {options}, clears={clears}"
+                    torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6, msg=message)
+
+
 @on_ranks(2, 3)
 def our_hook_gives_the_same_bits_for_all_buckets_and_moves_them_where_it_may() -> None:
     import farandole.torch as hvd
