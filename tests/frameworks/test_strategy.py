@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import keras_metric_cases as metric_cases
@@ -708,13 +709,21 @@ def values_are_reduced_and_gathered() -> None:
         strategy.gather(rows, axis=2)
 
 
+def missing_names(whole: Any, part: Any) -> list[str]:
+    """What our module and the modules in it lack."""
+    names = [n for n in dir(whole) if not n.startswith("_")]
+    missing = [f"{whole.__name__}.{n}" for n in names if not hasattr(part, n)]
+    for n in names:
+        if isinstance(getattr(whole, n), ModuleType) and hasattr(part, n):
+            missing += missing_names(getattr(whole, n), getattr(part, n))
+    return missing
+
+
 @on_ranks(2)
 def every_public_name_of_tf_distribute_is_there() -> None:
     """So that an import is all that a program changes."""
     theirs = tf.distribute
-    for whole, part in ((theirs, strategies), (theirs.experimental, strategies.experimental)):
-        missing = [n for n in dir(whole) if not n.startswith("_") and not hasattr(part, n)]
-        assert missing == [], missing
+    assert missing_names(theirs, strategies) == []
     assert not [n for n in dir(theirs.experimental) if not hasattr(strategies, n) and n[0] != "_"]
     assert strategies.ReduceOp is theirs.ReduceOp
     for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
