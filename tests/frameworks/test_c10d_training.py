@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -107,6 +108,53 @@ def ddp_over_gloo_with_our_hook_trains_as_one_rank() -> None:
     wrapped.register_comm_hook(3, hvd.ddp_comm_hook)
     with pytest.raises(ValueError, match="process group"):
         wrapped(batch(0)[0]).sum().backward()
+
+
+def assign_data(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad.data = p.grad.data * 0.5
+
+
+def set_storage(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad.set_(p.grad * 0.5)
+
+
+REPLACEMENTS: dict[str, Callable[[nn.Module], object]] = {
+    "p.grad.data = ...": assign_data,
+    "p.grad.set_()": set_storage,
+    "share_memory": lambda module: module.share_memory(),
+}
+
+
+def train_replacing(trained: nn.Module, change: Any, mine: slice, clears: bool) -> None:
+    optimizer = sgd(trained.parameters())
+    for step in range(6):
+        inputs, targets = batch(step)
+        optimizer.zero_grad(set_to_none=clears)
+        nn.functional.mse_loss(trained(inputs[mine]), targets[mine]).backward()
+        if step in (0, 2, 3):
+            change(trained)
+        optimizer.step()
+
+
+@on_ranks(2, 3)
+def our_hook_sees_bucket_views_that_a_program_replaces() -> None:
+    """Where DDP over any group would step with an old gradient for ever."""
+    import farandole.torch as hvd
+
+    for name, change in REPLACEMENTS.items():
+        for options in ({"gradient_as_bucket_view": True}, {}):
+            for clears in (True, False):
+                wrapped, alone = ddp(gloo(), **options), model()
+                wrapped.register_comm_hook(gloo(), hvd.ddp_comm_hook)
+                train_replacing(wrapped, change, my_part(), clears)
+                train_replacing(alone, change, slice(None), clears)
+                for p, q in zip(wrapped.parameters(), alone.parameters(), strict=True):
+                    message = f"{name} with {options}, clears={clears}"
+                    torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6, msg=message)
 
 
 @on_ranks(2, 3)
@@ -243,7 +291,7 @@ def our_hook_tells_of_a_gradient_that_is_not_finite() -> None:
     import farandole.torch as hvd
 
     me, last = dist.get_rank(), dist.get_world_size() - 1
-    for how in "warn", "error":
+    for how in "warn", "error", None:
         group: Any = dist.new_group(backend="gloo")
         wrapped = ddp(group)
         wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
@@ -257,7 +305,7 @@ def our_hook_tells_of_a_gradient_that_is_not_finite() -> None:
             optimizer.step()
 
         before = fd.nonfinite_steps()
-        with numerics(how):
+        with contextlib.nullcontext() if how is None else numerics(how):
             step(False)
         step(False)
         assert fd.nonfinite_steps() == before
@@ -268,6 +316,12 @@ def our_hook_tells_of_a_gradient_that_is_not_finite() -> None:
             assert all(bool(p.isfinite().all()) for p in wrapped.parameters())
             step(False)
             assert fd.nonfinite_steps() == before + 1
+            continue
+        if how is None:  # each rank for itself
+            with told(int(me == last)) as texts:
+                step(True)
+            assert all(words in text for text in texts)
+            assert fd.nonfinite_steps() == before + int(me == last)
             continue
         with told(int(me in (0, last))) as texts:
             step(True)

@@ -193,6 +193,44 @@ def counting(strategy: Any, coordinator: Any) -> Any:
     return int(added), float(read_and_set), float(last), half.numpy().all(), list(map(len, parts))
 
 
+def sharding(strategy: Any, coordinator: Any) -> Any:
+    """Each worker reads its part of the numbers, and knows which worker it is."""
+    index = strategies.coordinator.experimental_get_current_worker_index
+    with raises(fd.InvalidArgument, "no function of a worker runs here"):
+        index()
+
+    def part(_: Any) -> Any:
+        return tf.data.Dataset.range(10).shard(2, index()).repeat()
+
+    dataset = coordinator.create_per_worker_dataset(
+        tf.function(lambda: strategy.distribute_datasets_from_function(part))
+    )
+
+    @tf.function
+    def step(iterator: Any) -> Any:
+        return index(), next(iterator)
+
+    iterator = iter(dataset)
+    eager = [coordinator.schedule(lambda: (int(index()), fd.rank())) for _ in range(8)]
+    traced = [coordinator.schedule(step, args=(iterator,)) for _ in range(8)]
+    coordinator.join()
+    assert all(number == rank - 1 for number, rank in coordinator.fetch(eager))
+    for number, read in coordinator.fetch(traced):
+        assert read % 2 == number
+    return sorted({int(number) for number, _ in coordinator.fetch(traced)})
+
+
+def in_shards() -> Any:
+    return program(sharding)
+
+
+def test_a_worker_knows_which_one_it_is(spawn: Spawn) -> None:
+    chief, *workers, server = spawn(4, ON).run(in_shards)
+    assert server == "served"
+    assert set(chief) <= {0, 1}
+    assert workers == [chief, chief]
+
+
 def by_a_cluster(parts: int) -> Any:
     cut = tf.distribute.experimental.partitioners.FixedShardsPartitioner(parts)
     return program(counting, variable_partitioner=cut)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import keras_metric_cases as metric_cases
@@ -327,6 +328,30 @@ def training_steps_of_ones_own_may_compute_their_loss_in_any_way() -> None:
     assert_as_alone(model, alone, logs, lambda: fit(alone))
 
 
+@on_ranks(2, 3)
+def a_stateful_layer_goes_on_with_the_states_of_its_replicas_samples() -> None:
+    """Three replicas have 3, 3 and 2 of 8 samples."""
+    x = np.random.default_rng(1).normal(size=(24, 5, 3)).astype("float32")
+    y = x[:, 0, :1]
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input(batch_shape=(8, 5, 3)), keras.layers.GRU(4, stateful=True)]
+        return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+    def all_of(model: Any) -> Any:
+        logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        tested = model.evaluate(x, y, batch_size=8, verbose=0)
+        return logs | {"test": tested, "out": model.predict(x, batch_size=8, verbose=0)}
+
+    options = {"optimizer": "sgd", "loss": "mse", "metrics": None, "weighted_metrics": None}
+    for strategy in (mirrored(), strategies.CentralStorageStrategy()):
+        model, alone = in_scope(strategy, build, **options), compiled(build(), **options)
+        logs = all_of(model)
+        right = all_of(alone) if fd.rank() == 0 else {}
+        assert_as_alone(model, alone, logs, lambda: right)  # noqa: B023
+
+
 @on_ranks(2)
 def a_loss_that_may_be_a_sum_is_told_of() -> None:
     """Nobody sees how a function combines samples, nor which weight a loss of pairs needs."""
@@ -488,6 +513,58 @@ def a_loop_skips_a_step_on_all_replicas_if_one_overflows() -> None:
     mine = scales(mirrored())
     assert_same_bits(mine, "scales and weights")
     assert mine == scales(tf.distribute.get_strategy()) == ([1e10, 0.5, 5e9, 0.5, 5e9, 0.0], 2)
+
+
+class Gan:
+    """TensorFlow's tutorial: two models, two tapes and two optimizers in one step."""
+
+    def __init__(self, strategy: Any) -> None:
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        self.generator = keras.Sequential([keras.Input((3,)), layers.Dense(6, "tanh")])
+        self.discriminator = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+        self.models = (self.generator, self.discriminator)
+        optimizers = [keras.optimizers.Adam(0.01, epsilon=1e-3) for _ in self.models]
+        entropy = keras.losses.BinaryCrossentropy(from_logits=True, reduction=None)
+
+        def mean_of(loss: Any) -> Any:
+            return tf.nn.compute_average_loss(loss, global_batch_size=BATCH)
+
+        def step(noise: Any, real: Any) -> Any:
+            with tf.GradientTape() as for_generator, tf.GradientTape() as for_discriminator:
+                true = self.discriminator(real, training=True)
+                false = self.discriminator(self.generator(noise, training=True), training=True)
+                good = mean_of(entropy(tf.ones_like(false), false))
+                fooled = entropy(tf.ones_like(true), true) + entropy(tf.zeros_like(false), false)
+                losses = [good, mean_of(fooled)]
+            tapes = (for_generator, for_discriminator)
+            for model, tape, loss, by in zip(self.models, tapes, losses, optimizers, strict=True):
+                weights = model.trainable_variables
+                by.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return losses
+
+        def step_of_all(batch: Any) -> Any:
+            return [strategy.reduce("SUM", x, axis=None) for x in strategy.run(step, args=batch)]
+
+        self.step = tf.function(step_of_all)
+
+    def train(self, batches: Any) -> dict[str, Any]:
+        losses = [self.step(batch) for _ in range(2) for batch in batches]
+        return {"losses": [[float(x) for x in each] for each in losses]}
+
+
+@on_ranks(2, 3)
+def a_loop_with_two_tapes_and_two_optimizers_is_that_of_one_process() -> None:
+    noise = np.random.default_rng(2).normal(size=(N, 3)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices((noise, X)).batch(BATCH)
+    strategy = mirrored()
+    with strategy.scope():
+        gan = Gan(strategy)
+    alone = Gan(tf.distribute.get_strategy())
+    logs = gan.train(strategy.experimental_distribute_dataset(dataset))
+    right = alone.train(dataset) if fd.rank() == 0 else {}
+    for mine, its in zip(gan.models, alone.models, strict=True):
+        assert_as_alone(mine, its, logs, lambda: right)
 
 
 @on_ranks(3)
@@ -708,13 +785,21 @@ def values_are_reduced_and_gathered() -> None:
         strategy.gather(rows, axis=2)
 
 
+def missing_names(whole: Any, part: Any) -> list[str]:
+    """What our module and the modules in it lack."""
+    names = [n for n in dir(whole) if not n.startswith("_")]
+    missing = [f"{whole.__name__}.{n}" for n in names if not hasattr(part, n)]
+    for n in names:
+        if isinstance(getattr(whole, n), ModuleType) and hasattr(part, n):
+            missing += missing_names(getattr(whole, n), getattr(part, n))
+    return missing
+
+
 @on_ranks(2)
 def every_public_name_of_tf_distribute_is_there() -> None:
     """So that an import is all that a program changes."""
     theirs = tf.distribute
-    for whole, part in ((theirs, strategies), (theirs.experimental, strategies.experimental)):
-        missing = [n for n in dir(whole) if not n.startswith("_") and not hasattr(part, n)]
-        assert missing == [], missing
+    assert missing_names(theirs, strategies) == []
     assert not [n for n in dir(theirs.experimental) if not hasattr(strategies, n) and n[0] != "_"]
     assert strategies.ReduceOp is theirs.ReduceOp
     for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"):

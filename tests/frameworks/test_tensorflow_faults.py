@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from harness import World, tell
 Spawn = Callable[..., World]
 START = 100.0  # seconds: two ranks trace, and others want the cores
 LAYERS = 8
+# By which a step reduces and updates.
+WAYS = ("tape", "groups", "v1", "keras", "sparse", "loop", "fit", "model")
 STEPS = 3
 
 
@@ -151,6 +154,7 @@ def lose_a_rank_between_two_gradients(way: str) -> None:
     """The last variable's gradient is reduced first; then rank 1 ends, before the other's."""
     import tensorflow as tf
 
+    import farandole.keras
     import farandole.strategy
     import farandole.tensorflow as hvd
 
@@ -171,49 +175,79 @@ def lose_a_rank_between_two_gradients(way: str) -> None:
 
         return tf.identity(v), gradient
 
-    first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+    first, second = tf.Variable(1.0, name="first"), tf.Variable([1.0], name="second")
     counts: list[tf.Variable] = []
+    optimizer: Any = None
     if way == "v1":
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-    elif way != "tape":
+    elif way not in ("tape", "groups"):
         import keras
 
-        with strategy.scope() if way == "loop" else contextlib.nullcontext():
-            first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+        with strategy.scope() if way in ("loop", "fit") else contextlib.nullcontext():
+            first, second = tf.Variable(1.0, name="first"), tf.Variable([1.0], name="second")
             optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
+            if way in ("fit", "model"):
+                model = _model_of(slow)
+                model.compile(optimizer, lambda _, out: out)
+                model(tf.ones([1, 1]))
+                first, second = (w.value for w in model.trainable_weights)
             optimizer.build([first, second])
-        if way == "keras":  # which counts steps as Keras does, also one that fails
+        if way in ("keras", "sparse"):
             optimizer = hvd.DistributedOptimizer(optimizer)
-        else:
+        elif way == "loop":  # others count steps as Keras does, also one that fails
             counts = [optimizer.iterations.value]
     variables = [first, second]
 
+    def loss_of() -> tf.Tensor:
+        shown = tf.gather(second, [0]) if way == "sparse" else second
+        return slow(first) * 2.0 + shown[0]
+
     def step() -> None:
         if way == "v1":
-            rows = optimizer.compute_gradients(lambda: slow(first) * 2 + second, variables)
-            optimizer.apply_gradients(rows)
+            optimizer.apply_gradients(optimizer.compute_gradients(loss_of, variables))
             return
         with tf.GradientTape() as tape:
-            loss = slow(first) * 2.0 + second
-        if way == "tape":
-            tape = hvd.DistributedGradientTape(tape)
+            loss = loss_of()
+        if way in ("tape", "groups"):
+            tape = hvd.DistributedGradientTape(tape, groups=2 if way == "groups" else None)
         gradients = tape.gradient(loss, variables)
-        if way == "tape":
+        if optimizer is None:
             for variable, gradient in zip(variables, gradients, strict=True):
                 variable.assign_sub(0.5 * gradient)
         else:
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
+    def fit() -> None:
+        trained = farandole.keras.Model(model) if way == "model" else model
+        trained.fit(np.ones([2, 1]), np.ones([2, 1]), batch_size=2, verbose=0)
+
     run = (lambda: strategy.run(step)) if way == "loop" else step
-    with pytest.raises(tf.errors.OpError, match="rank 1"):
-        tf.function(run)()
-    assert [float(v) for v in variables] == [1.0, 1.0]
+    failed = pytest.raises((tf.errors.OpError, farandole.PeerLost), match="rank 1")
+    with failed:
+        (fit if way in ("fit", "model") else tf.function(run))()
+    assert [float(v) for v in map(tf.squeeze, variables)] == [1.0, 1.0]
     assert [int(count) for count in counts] == [0] * len(counts)
 
 
-@pytest.mark.parametrize("way", ["tape", "keras", "v1", "loop"])
+def _model_of(slow: Any) -> Any:
+    """Keras' model with the two variables."""
+    import keras
+    import tensorflow as tf
+
+    class Slow(keras.layers.Layer):
+        def build(self, _: object) -> None:
+            self.first = self.add_weight(shape=(), initializer="ones", name="first")
+            self.second = self.add_weight(shape=(1,), initializer="ones", name="second")
+
+        def call(self, x: Any) -> Any:
+            return x * (slow(tf.identity(self.first.value)) * 2.0 + self.second.value)
+
+    return keras.Sequential([keras.Input((1,)), Slow()])
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_fails_halfway_updates_nothing(spawn: Spawn, way: str) -> None:
-    world = spawn(2, "keras on tensorflow" if way in ("keras", "loop") else "tensorflow")
+    world = spawn(2, "tensorflow" if way in ("tape", "groups", "v1") else "keras on tensorflow")
     world.run(begin, timeout=START)
     world.start(lose_a_rank_between_two_gradients, way)
     outcome = world.outcomes(timeout=START, ranks=[0])[0]

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import make_tests, on_ranks, refused
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -135,9 +135,102 @@ def gradients_of_a_sharded_update_that_only_move_train_as_in_one_process() -> No
         check(share_gradients, when, sharded_update=True)
 
 
+def flatten(model: nn.Module) -> None:
+    """The program's own buffer holds all parameters from now on."""
+    model.flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    begin = 0
+    for p in model.parameters():
+        p.data = model.flat[begin : begin + p.numel()].view(p.shape)
+        begin += p.numel()
+
+
+BETWEEN: dict[str, Change] = CHANGES | {
+    "p.data = ...": flatten,
+    "zeros": lambda model: [g.zero_() for g in gradients(model)],
+}
+
+
+def train_changing_between(
+    model: nn.Module, optimizer: Any, change: Change, part: Any, clears: bool
+) -> None:
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    for step in range(STEPS):
+        change(model)
+        if step:
+            optimizer.zero_grad(set_to_none=clears)
+        model(batch(step)[part]).square().mean().backward()
+        optimizer.step()
+
+
+@on_ranks(2, 3)
+def gradients_and_parameters_replaced_between_sharded_steps_train_as_in_one_process() -> None:
+    for name, change in BETWEEN.items():
+        for clears in (True, False):
+            model, whole = net(), net()
+            reference = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = hvd.DistributedOptimizer(sgd, sharded_update=True)
+            train_changing_between(model, optimizer, change, hvd.rank(), clears)
+            train_changing_between(whole, reference, change, slice(None), clears)
+            # A weight that differs by its last bit may become another number of 16 bits.
+            tolerance = 1e-3 if name == "half and back" else 1e-6
+            for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+                torch.testing.assert_close(p, q, rtol=0, atol=tolerance, msg=name)
+            if change is flatten:
+                held = torch.cat([p.detach().flatten() for p in model.parameters()])
+                assert torch.equal(model.flat, held)
+
+
+@on_ranks(2)
+def a_parameter_that_was_moved_in_a_sharded_step_is_updated_where_it_lies() -> None:
+    """After backward, and while another process may look at it."""
+    model, whole = net(), net()
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), sharded_update=True
+    )
+    reference = torch.optim.SGD(whole.parameters(), lr=0.1)
+    for step in range(3):
+        for each, by, part in ((model, optimizer, hvd.rank()), (whole, reference, slice(None))):
+            by.zero_grad()
+            each(batch(step)[part]).square().mean().backward()
+            if step == 1:
+                each.share_memory()
+            by.step()
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        assert p.is_shared()
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+@on_ranks(2)
+def gradients_of_another_shape_are_refused_by_a_sharded_update() -> None:
+    model = net()
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), sharded_update=True
+    )
+    bias = dict(model.named_parameters())["2.bias"]
+    bias.grad = torch.ones(1)
+    bias.grad.set_()
+    refused(model(batch(0)[0]).sum().backward, "has shape (0,), and its parameter has (1,)")
+    optimizer.zero_grad()
+
+
+@on_ranks(2)
+def a_lazily_negated_gradient_is_stepped_with_by_its_sign() -> None:
+    for sharded in (False, True):
+        p = nn.Parameter(torch.ones(2))
+        optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.SGD([p], lr=1.0), sharded_update=sharded
+        )
+        p.grad = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+        optimizer.step()
+        assert p.tolist() == [3.0, 5.0]
+
+
 # Ways to write into a gradient that PyTorch does not count as changes of the tensor.
 UNCOUNTED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "p.grad.data": lambda grad, g: grad.data.copy_(g),
+    "p.grad.view(-1).data": lambda grad, g: grad.view(-1).data.copy_(g.view(-1)),
     "p.grad.numpy()": lambda grad, g: np.copyto(grad.numpy(), g.numpy()),
     "p.grad.detach()": lambda grad, g: np.copyto(grad.detach().numpy(), g.numpy()),
 }

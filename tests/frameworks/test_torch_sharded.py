@@ -361,6 +361,9 @@ OVERWRITES: dict[str, Change] = {
     "p.grad.numpy()": lambda g, _: g.numpy().fill(0),
     "by numpy": lambda g, _: np.asarray(g).fill(0),
     "p.grad.detach()": lambda g, _: g.detach().numpy().fill(0),
+    "p.grad.view().data": lambda g, _: g.view(g.shape).data.mul_(0),
+    "a function's view": lambda g, _: torch.transpose(g, 0, 1).data.mul_(0),
+    "rows": lambda g, _: [row.data.mul_(0) for row in g.unbind()],
     "its memory": lambda g, _: g.untyped_storage().fill_(0),
     "p.grad = ...": lambda g, p: setattr(p, "grad", g * 2),
     "p.grad.data = ...": lambda g, _: setattr(g, "data", g.data * 2),
@@ -646,14 +649,14 @@ def sparse_gradients_are_refused_unless_dense_is_asked_for() -> None:
 
 
 @on_ranks(2)
-def a_parameter_that_was_moved_is_refused() -> None:
+def a_parameter_that_was_converted_is_refused() -> None:
     model = make()
     optimizer = sharded(model)
     loss_of(model, batch(0, 0)).backward()
     parameter = next(model.parameters())
     home = parameter.data
-    parameter.data = home.clone()
-    refused(optimizer.step, "moved out of its bucket")
+    parameter.data = home.double()
+    refused(optimizer.step, "'0.weight' was converted, reshaped or moved to or on a device")
     parameter.data = home
 
 

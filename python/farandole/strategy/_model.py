@@ -87,6 +87,11 @@ class SharedModel(Model):
             require_of(self.strategy, getattr(variable, "value", variable))
         self._pack()
 
+    def _cut_row_states(self) -> None:
+        """Ranks may have different numbers of samples, and none of their states is another's."""
+        with self.strategy.extended.by_itself():
+            super()._cut_row_states()
+
     def _pack(self) -> None:
         """Groups the variables that are sent together, by the strategy's options."""
         groups = self.strategy.extended.packing.groups_of(self._model.trainable_variables)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -38,6 +39,9 @@ class Scheduling:
         self, strategy: Any, store: Store, worker: Worker, pairs: Mapping[int, Pair]
     ) -> None:
         self._strategy, self._store, self._worker = strategy, store, worker
+        # Of this worker. The chief traces what the first one runs.
+        self._index = max(worker.index - 1, 0)
+        self.current_index: int | None = None  # while a worker's functions run or are traced
         self.side: Chief | Follower
         self.side = Chief(pairs) if worker.index == 0 else Follower(pairs[0], self._run)
         self._number = 0
@@ -99,6 +103,15 @@ class Scheduling:
 
     # ---- closures ----
 
+    @contextmanager
+    def as_worker(self) -> Iterator[None]:
+        """Within it, functions of a worker run or are traced."""
+        before, self.current_index = self.current_index, self._index
+        try:
+            yield
+        finally:
+            self.current_index = before
+
     def _concrete(self, closure: Closure) -> Any:
         """The graph that it runs; None of a function that is no tf.function."""
         get = getattr(closure.function, "get_concrete_function", None)
@@ -106,7 +119,7 @@ class Scheduling:
             is_one = hasattr(closure.function, "captured_inputs")
             return closure.function if is_one else None
         args, kwargs = own_values((closure.args, closure.kwargs))
-        with self._strategy.scope():
+        with self._strategy.scope(), self.as_worker():
             return get(*args, **kwargs)
 
     def _run(self, closure: Closure) -> Outcome:
@@ -116,7 +129,8 @@ class Scheduling:
             used = None if concrete is None else self._store.used_by(concrete.captured_inputs)
             args, kwargs = own_values((closure.args, closure.kwargs))
             graph = None if concrete is None else concrete.graph
-            with self._strategy.scope(), self._store.closure(used, graph):
+            closing = self._store.closure(used, graph)
+            with self._strategy.scope(), closing, self.as_worker():
                 return _closures.result(closure, closure.function(*args, **kwargs))
         except Exception as error:
             return _closures.failure(closure, error)

@@ -19,6 +19,7 @@ __all__ = [
     "PerWorkerValue",
     "PerWorkerValues",
     "RemoteValue",
+    "experimental_get_current_worker_index",
 ]
 
 
@@ -77,6 +78,24 @@ class _Iterator(PerWorkerValues):
 
 
 PerWorkerValue = PerWorkerValues  # as tf.distribute.coordinator calls it
+
+
+def experimental_get_current_worker_index() -> Any:
+    """The number of this worker, from 0 on, as a tensor: in a function of
+    ``ClusterCoordinator.schedule``, or of ``create_per_worker_dataset``, say for
+    ``dataset.shard``. The chief, which makes a dataset that nobody reads, gets 0.
+
+    Raises:
+        InvalidArgument: it is called elsewhere (a RuntimeError, as TensorFlow's).
+    """
+    coordinator = getattr(tf.distribute.get_strategy().extended, "coordinator", None)
+    index = None if coordinator is None else coordinator._scheduling.current_index
+    if index is None:
+        raise InvalidArgument(
+            "experimental_get_current_worker_index(): no function of a worker runs here\n"
+            "  advice: call it in functions of schedule() and create_per_worker_dataset()"
+        )
+    return tf.constant(index, tf.int64)
 
 
 class ClusterCoordinator:
@@ -196,7 +215,8 @@ class ClusterCoordinator:
         """
         made = dataset_fn
         if not isinstance(dataset_fn, tf.data.Dataset) and callable(dataset_fn):
-            with self._strategy.scope():  # a graph is not needed here
+            # A graph is not needed here.
+            with self._strategy.scope(), self._scheduling.as_worker():
                 made = getattr(dataset_fn, "python_function", dataset_fn)()
         if not isinstance(made, tf.data.Dataset):
             raise InvalidArgument(

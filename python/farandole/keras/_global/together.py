@@ -74,12 +74,15 @@ class Together(Wrapping):
 
     def _build(self, sample: Any, *, for_outputs: bool) -> None:
         model = self._model
-        self._row_states.cut()
+        self._cut_row_states()
         if model.compiled and not for_outputs:
             model._symbolic_build(data_batch=sample)
         elif not model.built:
             model(sample[0])
         self._tell_whole_batches()
+
+    def _cut_row_states(self) -> None:
+        self._row_states.cut()
 
     def _tell_whole_batches(self) -> list[Any]:
         """Metrics of the user's own that are new; see whole_metrics.py."""

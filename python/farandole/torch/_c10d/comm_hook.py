@@ -14,6 +14,7 @@ from farandole._arguments import explained, one_of, type_of
 from farandole._core import InvalidArgument
 from farandole._world import Group
 from farandole.common._numerics import FLAG
+from farandole.torch._c10d.bucket_views import keep_views
 from farandole.torch._c10d.engine_group import EngineGroup
 from farandole.torch._c10d.fallbacks import note_fallback
 from farandole.torch._c10d.finite import BucketLooks
@@ -49,8 +50,11 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
         ...     return ddp
     """
     group, looks = _beside_of(state)
+    dense = bucket.buffer().layout == torch.strided
+    if dense:
+        keep_views(bucket, bucket.buffer())
     flag = looks.look(bucket) if looks.looks else None
-    if bucket.buffer().layout != torch.strided:
+    if not dense:
         if flag is not None:
             group.run("all_reduce", borrow(flag), borrow(flag), "max", name=FLAG)
         return _by_ddps_group(state, bucket.buffer())

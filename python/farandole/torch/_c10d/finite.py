@@ -4,8 +4,8 @@ Each bucket is looked at before it is reduced, and the flag goes with the last o
 DDP does not know which step uses gradients: the next optimizer that steps with parameters of that
 bucket does. Its ranks are those of DDP's group, which need not be a process set of ours.
 
-The flag makes the last bucket an operation on two arrays, which small ones feel. So a hook looks
-only where FARANDOLE_NUMERICS is set.
+The flag makes the last bucket an operation on two arrays, which small ones feel. So ranks tell each
+other only where FARANDOLE_NUMERICS is set; else a rank speaks and counts for itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ class BucketLooks:
 
     def __init__(self, group: Group) -> None:
         self._group, self._judge = group, Judge()
-        self.looks = is_asked_for() and group.size > 1
+        self.looks = self._judge.looks and group.size > 1
+        self._tells = is_asked_for()
         self._found: tuple[torch.Tensor, int] | None = None  # in this backward
         self._parameters: list[torch.Tensor] = []  # of its last bucket
         self._flag = torch.zeros(0)
         _all.add(self)
 
     def look(self, bucket: GradBucket) -> torch.Tensor | None:
-        """Looks at a bucket before its reduction; with the last one, returns the flag to reduce."""
+        """Looks at a bucket before its reduction; with the last one, returns the flag to reduce, if
+        there is one."""
         values = bucket.buffer()
         if bucket.index() == 0:
             self._found, self._parameters = None, []
@@ -57,24 +59,33 @@ class BucketLooks:
         if not bucket.is_last():
             return None
         self._parameters = bucket.parameters()
+        if not self._tells:
+            return None
         self._flag = torch.full((1,), float(self._found is not None), dtype=values.dtype)
         return self._flag
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reports gradients that are not finite. Collective where the flag is up."""
+        """Reports gradients that are not finite. Collective where there is a flag, and it is up."""
         if not self._parameters:
             return
         rows = [p for group in optimizer.param_groups for p in group["params"]]
         if not any(p is self._parameters[0] for p in rows):
             return
         self._parameters = []
-        if self._flag.item() == 0:
+        if not (self._flag.item() if self._tells else self._found):
             return
         skips = vars(optimizer).get("found_inf")  # of a scaler
         if skips is None or not skips.item():
             self._report(optimizer, rows)
 
     def _report(self, optimizer: torch.optim.Optimizer, rows: list[torch.Tensor]) -> None:
+        ranks = self._group.ranks
+        me = ranks[self._group.rank]
+        if not self._tells:
+            assert self._found is not None
+            p, kind = self._found
+            self._judge.judge({me: (_name_of(p, optimizer, rows), kind)}, speaks=True)
+            return
         mine = np.zeros(_NAME + 1, np.uint8)
         if self._found is not None:
             p, kind = self._found
@@ -83,14 +94,13 @@ class BucketLooks:
             mine[1 : 1 + len(name)] = np.frombuffer(name, np.uint8)
         theirs = np.empty((self._group.size, len(mine)), np.uint8)
         self._group.run("all_gather", mine, theirs, name="DDP's gradients that are not finite")
-        ranks = self._group.ranks
         found = {
             rank: (row[1:].tobytes().rstrip(b"\0").decode(errors="replace"), int(row[0]) - 1)
             for rank, row in zip(ranks, theirs, strict=True)
             if row[0]
         }
         if found:
-            self._judge.judge(found, speaks=ranks[self._group.rank] in (ranks[0], *found))
+            self._judge.judge(found, speaks=me in (ranks[0], *found))
 
 
 def _found_in(bucket: GradBucket) -> tuple[torch.Tensor, int] | None:

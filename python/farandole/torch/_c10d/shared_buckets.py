@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from farandole._core import InternalError
 from farandole._world import Group
+from farandole.torch._c10d.bucket_views import keep_views
 
 _seen: set[int] = set()  # addresses of buckets; DDP makes new ones after its first backward
 _moved: dict[int, bool] = {}  # by address in shared memory: whether it was checked since
@@ -51,6 +52,7 @@ def _move(bucket: GradBucket, whole: torch.Tensor, group: Group) -> None:
             view.set_(here.untyped_storage(), offset, view.size(), view.stride())
         whole.set_(here.untyped_storage(), 0, whole.size(), whole.stride())
     _moved[whole.data_ptr()] = False
+    keep_views(bucket, whole)
 
 
 def _check(bucket: GradBucket, whole: torch.Tensor) -> None:

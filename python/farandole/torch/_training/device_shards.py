@@ -120,6 +120,7 @@ def read_by_torch() -> InvalidArgument:
 
 def moved_away(name: str) -> InvalidArgument:
     return InvalidArgument(
-        f"parameter '{name}' was moved out of its bucket\n"
-        "  advice: move and convert models before DistributedOptimizer is made"
+        f"parameter '{name}' was converted, reshaped or moved to or on a device after "
+        "DistributedOptimizer(sharded_update=True) was made\n"
+        "  advice: move and convert models before"
     )

@@ -17,7 +17,7 @@ from farandole.torch._training.finite import FiniteGradients
 from farandole.torch._training.layouts import Strides, in_order_of
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
-from farandole.torch._training.watched import has_changed, unwatch, watch
+from farandole.torch._training.watched import has_changed, unheard, unwatch, watch
 from farandole.torch.compression import Compression, Compressor
 
 # Bytes of a gradient. Of smaller ones, on average, a bucket is looked at as a whole: a look costs
@@ -162,7 +162,7 @@ class Gradients:
         if grad.is_neg() or grad.is_conj():  # lazily: memory has other numbers
             grad = grad.resolve_conj().resolve_neg()
         if grad.shape != self._shapes[i]:
-            raise _reshaped(self._names[i], grad.shape, self._shapes[i])
+            raise reshaped(self._names[i], grad.shape, self._shapes[i])
         dims = 0
         if grad.is_sparse:
             dims = grad.sparse_dim()
@@ -356,6 +356,7 @@ class Gradients:
         p.grad = grad
         self._shown_sparse[i] = weakref.ref(grad)
 
+    @unheard
     def stamp(self) -> Stamp:
         """Of the gradients that stand, for have_changed()."""
         grads = ((i, self._parameters[i].grad) for i in self._apart)
@@ -370,6 +371,7 @@ class Gradients:
         for p in self._parameters:
             unwatch(p.grad)
 
+    @unheard
     def have_changed(self, since: Stamp) -> bool:
         """Whether a gradient stands that a program has set or written into."""
         in_buckets, apart = self.stamp()
@@ -378,6 +380,7 @@ class Gradients:
         rows = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
         return any(not self.still_stands(i) or has_changed(grad) for i, grad in rows)
 
+    @unheard
     def still_stands(self, i: int) -> bool:
         """Whether the gradient of parameter i is the one that was shown, perhaps added to."""
         grad = self._parameters[i].grad
@@ -394,7 +397,7 @@ def part_of_a_graph(name: str) -> InvalidArgument:
     )
 
 
-def _reshaped(name: str, now: torch.Size, before: torch.Size) -> InvalidArgument:
+def reshaped(name: str, now: torch.Size, before: torch.Size) -> InvalidArgument:
     """The engine knows of so many elements; of more or fewer it would reach into other memory."""
     return InvalidArgument(
         f"the gradient of '{name}' has shape {tuple(now)}, and its parameter has {tuple(before)}\n"

@@ -1,7 +1,8 @@
 """Parameters and gradients of a sharded update: in buckets that all ranks map.
 
-Parameters become views of buckets, so that the rank that updates a part can store it to all. After
-backward a gradient is a view of its bucket too, and still this rank's own: ranks meet in step().
+Parameters become views of buckets, so that the rank that updates a part can store it to all; where
+a program has moved one since, step() copies it in and out. After backward a gradient is a view of
+its bucket too, and still this rank's own: ranks meet in step().
 Where parameters lie on a device both stay there, and go by copies (device_shards.py).
 """
 
@@ -29,12 +30,12 @@ from farandole.torch._training.device_shards import (
     read_by_torch,
 )
 from farandole.torch._training.finite import OwnGradients
-from farandole.torch._training.gradients import part_of_a_graph
+from farandole.torch._training.gradients import part_of_a_graph, reshaped
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
-from farandole.torch._training.watched import has_changed, watch
+from farandole.torch._training.watched import has_changed, unheard, watch
 from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import checksums_of
 from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
@@ -90,15 +91,14 @@ class Shards(Hooked):
         self.places = [Place(*place) for place in self.update.places]
         self._strides = lay_out_alike(group, named)
         self._map_gradients()
-        mapped = Bytes()
-        values = [mapped.whole(b, self.update.values) for b in range(len(self.update.buckets))]
+        self._map_values()
         self._there = DeviceShards(self.update, named, self._strides)
-        self._homes = []
-        for i, (p, home) in enumerate(zip(self.parameters, self.views(values), strict=True)):
+        for i, (p, home) in enumerate(zip(self.parameters, self._homes, strict=True)):
             if not self._there.has[i]:
                 home.copy_(p.detach())
                 p.data = home
-            self._homes.append(p.data_ptr())
+        self._lie = [p.data_ptr() for p in self.parameters]
+        self._moved: list[int] = []  # parameters that lie elsewhere in this step
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
         self._brought: set[int] = set()  # parameters whose gradient came by backward since then
@@ -109,6 +109,12 @@ class Shards(Hooked):
 
     def _watch_weights(self) -> None:
         self.compared.watch(self.update)
+
+    def _map_values(self) -> None:
+        """Makes the views of parameters in the buckets."""
+        self._values = Bytes()
+        buckets = range(len(self.update.buckets))
+        self._homes = self.views([self._values.whole(b, self.update.values) for b in buckets])
 
     def _map_gradients(self) -> None:
         """Makes the views of the buckets. No program gets one: see Note [Who has a view of a
@@ -202,6 +208,7 @@ class Shards(Hooked):
         with suppress(Error):  # of a group that has failed: the next call will say it
             self.update.abandon()
 
+    @unheard
     def _take(self, i: int) -> None:
         """Moves a gradient to its bucket, unless it is there already, or a hook of the program has
         cleared it."""
@@ -211,6 +218,10 @@ class Shards(Hooked):
             return
         if grad.requires_grad:
             raise part_of_a_graph(self.names[i])
+        if grad.shape != p.shape:
+            raise reshaped(self.names[i], grad.shape, p.shape)
+        if grad.is_neg():  # lazily: memory has other numbers
+            grad = grad.resolve_neg()
         if grad.is_sparse:
             if not self._sparse_as_dense:
                 raise InvalidArgument(
@@ -257,6 +268,7 @@ class Shards(Hooked):
             refuse_unmanaged(unmanaged)
             self.silence.refuse()
             present, groups = self._present(), settings()
+            self._bring_values()
             self.compared.show(self.update)
             mine = self._finite.found() if self._finite.looks else None
         if self._finite.looks and self._finite.numerics.is_error:
@@ -268,6 +280,8 @@ class Shards(Hooked):
         self._begin_step()
         self.update.wait()
         self._there.end()
+        for i in self._moved:
+            self.parameters[i].detach().copy_(self._homes[i])
         if self._finite.looks and not self._finite.numerics.is_error:
             self._finite.judge(mine)  # now, when it is known that all ranks have taken the step
 
@@ -317,6 +331,7 @@ class Shards(Hooked):
             self._abandon()
             raise
 
+    @unheard
     def _present(self) -> bytes:
         """A byte per parameter: whether it has a gradient, which then stands in its bucket."""
         for i in sorted(self._brought):
@@ -326,8 +341,6 @@ class Shards(Hooked):
             self._map_gradients()
         present = bytearray(len(self.parameters))
         for i, p in enumerate(self.parameters):
-            if p.data_ptr() != self._homes[i]:
-                raise moved_away(self.names[i])
             grad = p.grad
             if grad is None:
                 continue
@@ -335,6 +348,20 @@ class Shards(Hooked):
                 self._take(i)  # no hook has seen it
             present[i] = 1
         return bytes(present)
+
+    def _bring_values(self) -> None:
+        """Copies parameters that a program has moved to where the update reads them. They stay
+        where they are, since others may read them there."""
+        rows = enumerate(zip(self.parameters, self._lie, strict=True))
+        self._moved = [i for i, (p, address) in rows if p.data_ptr() != address]
+        if self._moved and not self._values.standing():
+            self._map_values()
+        for i in self._moved:
+            p, home = self.parameters[i], self._homes[i]
+            alike = p.shape == home.shape and p.dtype == home.dtype and p.is_cpu
+            if self._there.has[i] or not alike:
+                raise moved_away(self.names[i])
+            home.copy_(p.detach())
 
     def _was_overwritten(self, i: int) -> bool:
         """Whether a program has put other numbers into the gradient since backward brought it, or
@@ -352,6 +379,7 @@ class Shards(Hooked):
         """Whether that gradient is another than the one in the bucket, or may have been."""
         return grad.is_sparse or not self._stands(i, grad) or has_changed(grad)
 
+    @unheard
     def is_due(self) -> bool:
         """Whether gradients stand that no step has used. After it they may be read, for a log."""
         if graph_task() >= 0 or not _world.is_initialized() or self.epoch != _world.epoch():
