@@ -370,8 +370,6 @@ def left_out(backend: str) -> dict[str, list[str]]:
         "Keras does not weigh one number by a mask": ["model=masked metrics=dice"],
         "the loss compares samples by one row each": ["model=masked loss=pairs"],
         "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
-        # A rank without samples of a batch puts the states of its layers back.
-        "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
     }  # fmt: skip
     if backend == "tensorflow":
         found["Keras adds losses to one number, not to many"] = ["loss=none model=add_loss,tied"]
@@ -381,22 +379,9 @@ def left_out(backend: str) -> dict[str, list[str]]:
     if backend == "torch":
         found["Keras on PyTorch executes one step at a time"] = ["run=several"]
         found["torch.compile takes minutes"] = ["run=jit"]
-        # All ranks say "the list of tensors is empty" where one process trains it.
-        found["a fault that stands, of two optimizers that accumulate"] = [
-            f"{GANS} optimizer=accumulate"
-        ]
     if backend == "jax":
         found["a step on JAX is a function of states"] = [GANS]
     return found
-
-
-def model_left_out(backend: str) -> dict[str, list[str]]:
-    return left_out(backend) | {
-        # The step is called for each part of a batch, and sees gradients of that part alone.
-        "a fault that stands, of steps of logical ranks": [
-            "options=logical model=own_step touch=clip,leave_out",
-        ],
-    }
 
 
 def horovod_left_out(backend: str) -> dict[str, list[str]]:

@@ -337,11 +337,7 @@ BY_PYTORCH = {  # what PyTorch alone does not train
     "clip_grad_norm_ refuses sparse gradients": ["model=embedding touch=clip"],
     "an optimizer's state keeps its dtype": [f"weights=double optimizer={ADAMS},lbfgs"],
 }  # fmt: skip
-HOOK = BY_PYTORCH | {
-    # sharded_update=True ends with PyTorch's RuntimeError, and a refusal is a sentence of ours.
-    "a fault that stands, of a share of another dtype": ["options=sharded weights=double"],
-}
-GLOBAL = HOOK | {
+GLOBAL = BY_PYTORCH | {
     "GlobalBatch has one optimizer": ["optimizer=two"],
 }
 BY_DDP = BY_PYTORCH | {  # each is the same over gloo
@@ -412,7 +408,7 @@ def table(*options: str) -> dict[str, list[str]]:
 FRONTS = {
     "torch.hook": Front(
         "torch", table("none", "groups", "sharded", "in_place", "small", "predivide"), begin_hook,
-        by(Hook), HOOK,
+        by(Hook), BY_PYTORCH,
     ),
     "torch.ddp": Front(
         "torch", table("none", "view", "static", "find_unused"), begin_ddp, by(Ddp), BY_DDP

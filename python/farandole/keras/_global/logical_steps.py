@@ -14,6 +14,7 @@ from farandole import _world
 from farandole.data._logical import fold
 from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
+from farandole.keras._global.normalization import own_states
 from farandole.keras._global.steps import Steps, marked_outputs, unmarked
 from farandole.keras._global.sums import sum_over_ranks
 from farandole.keras._present import present
@@ -42,6 +43,8 @@ class _Roles:
         self.averaged = [
             i for i, v in others if i not in self._seeds and keras.backend.is_float_dtype(v.dtype)
         ]
+        own = own_states(model)
+        self.kept = [i for i in self.averaged if id(others[i][1]) not in own]
 
     def moved(self, others: _Values, part: Any, sign: int) -> _Values:
         """The values with a part's own seeds (sign 1), or with the common ones again (sign -1)."""
@@ -99,10 +102,10 @@ class _Parts:
             return self._counted(state, others)
 
     def _counted(self, state: _State, before: _Values) -> _State:
-        """A part without samples changes nothing but seeds, which all parts draw from alike."""
+        """A part without samples changes no statistics; seeds, which all parts draw from alike."""
         where, counts = keras.ops.where, self.steps.counts
         others = list(state.others)
-        for i in self.roles.averaged:
+        for i in self.roles.kept:
             others[i] = where(counts, others[i], before[i])
         count, total = self.steps.count_and_total()
         weight = count / total

@@ -168,11 +168,24 @@ def average_statistics(model: Any) -> None:
         variables[i].assign(mean.astype(values[i].dtype))
 
 
+def own_states(model: Any) -> set[int]:
+    """Ids of the variables of layers of the user's own. They may count steps as well as follow
+    samples, so they change as in any other step where a rank has no samples of a batch."""
+    return {id(v) for layer in _own_layers(model) for v in layer._non_trainable_variables}
+
+
+def _own_layers(model: Any) -> Iterator[Any]:
+    for layer in model._flatten_layers():
+        is_keras = type(layer).__module__.startswith("keras.")
+        if not is_keras and not isinstance(layer, keras.layers.BatchNormalization):
+            yield layer
+
+
 def _tell_of_own_states(model: Any, apart: set[int]) -> None:
     """Says once of a layer of the user's own that it trains with another state on each rank."""
-    for layer in model._flatten_layers():
+    for layer in _own_layers(model):
         mine = [v for v in layer._non_trainable_variables if id(v) in apart]
-        if mine and not type(layer).__module__.startswith("keras."):
+        if mine:
             say_once(
                 f"layer '{layer.name}' of class {type(layer).__name__} has a state that follows "
                 f"the samples of a batch ('{mine[0].path}'): each rank trained with that of its "

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from farandole.keras._accumulated import besides
-from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.normalization import Normalization, own_states
 from farandole.keras._global.own_logs import Results, is_own, of_part
 from farandole.keras._global.steps import Steps, marked_outputs, total_of, unmarked
 from farandole.keras._global.whole_metrics import whole_states
@@ -78,7 +78,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
 def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator[None]:
     """Metrics and moving averages, where this rank has no samples in the batch; but those that are
     of all ranks' samples."""
-    others = [v for v in model.non_trainable_variables if _follows_samples(v, joint)]
+    others = [v for v in model.non_trainable_variables if _is_kept(v, joint | own_states(model))]
     variables = [*besides(model.metrics_variables, whole_states(model)), *others]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -99,10 +99,10 @@ def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator
         variable.assign(value)
 
 
-def _follows_samples(variable: Any, joint: set[int]) -> bool:
+def _is_kept(variable: Any, others: set[int]) -> bool:
     """Whether a rank without samples keeps its value: statistics. Whole numbers count steps, or are
     the states of generators of random numbers."""
-    return id(variable) not in joint and bool(keras.backend.is_float_dtype(variable.dtype))
+    return id(variable) not in others and bool(keras.backend.is_float_dtype(variable.dtype))
 
 
 def _jax_steps(
@@ -121,11 +121,9 @@ def _jax_steps(
         return [new if id(v) in whole else either for v, new, either in values]
 
     def kept_but_joint(after: Any, before: Any) -> Any:
-        joint = normalization.joint_variables()
+        others = normalization.joint_variables() | own_states(model)
         values = zip(model.non_trainable_variables, after, kept(after, before), strict=True)
-        return [
-            either if _follows_samples(variable, joint) else new for variable, new, either in values
-        ]
+        return [either if _is_kept(variable, others) else new for variable, new, either in values]
 
     def told(name: str, logs: Any, metrics: Any, before: Any) -> Any:
         if not is_own(model, name):

@@ -236,6 +236,8 @@ class Shards(Hooked):
         if not grad.is_cpu:
             raise misplaced(self.names[i], grad, None)
         view = self._views[i]
+        if p.dtype != view.dtype:
+            raise moved_away(self.names[i])
         address = grad.data_ptr()
         if address != self._addresses[i]:
             if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
