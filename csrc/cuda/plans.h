@@ -105,7 +105,7 @@ struct Room {
 
 enum class Work : uint8_t {
   alone,     // fold: blocks that wait for nobody
-  lasting,   // norms, nvls: the same, but each has something to look up or memory of its own
+  lasting,   // norms: the same, but each has memory of its own
   exchange,  // two_shot, deliver: blocks that wait for other ranks'
   slots,     // one_shot: the same, and one slot per block and round
 };

@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "cuda/kernels/device.h"
-#include "cuda/kernels/multimem.h"
 #include "fiber.h"
 
 namespace farandole::cuda {
@@ -274,8 +273,6 @@ thread_local Executor* Executor::current_ = nullptr;
 
 void nothing_follows(std::size_t) {}
 
-std::atomic<FindMembers> find_members{nullptr};
-
 }  // namespace
 
 const Kernel* kernel_named(std::string_view name) {
@@ -343,18 +340,7 @@ Launch host_step(const std::function<void()>& work) {
   return launch;
 }
 
-void set_multicast(FindMembers find) { find_members = find; }
-
 namespace host {
-Members members_at(const void* address, size_t bytes) {
-  const FindMembers find = find_members;
-  if (find == nullptr)
-    throw std::logic_error("a kernel uses a multicast object, and there is none");
-  const std::vector<void*> found = find(address, bytes);
-  Members all{static_cast<uint32_t>(found.size()), {}};
-  std::ranges::copy(found, all.at);
-  return all;
-}
 Indices indices() { return Executor::current().thread().indices; }
 uint32_t barrier(bool mine) { return Executor::current().barrier(mine); }
 void spins() { Executor::current().spins(); }

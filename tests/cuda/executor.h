@@ -53,11 +53,6 @@ using Stream = std::vector<Launch>;
 /// did comes before the next one of its stream, and before nothing else.
 void run_together(std::span<const Stream> streams, std::uint64_t seed);
 
-/// Finds the memory of each member that is bound to a multicast object at an address, for so many
-/// bytes. Empty: nothing is bound there, and loads are zeros.
-using FindMembers = std::vector<void*> (*)(const void* address, std::size_t bytes);
-void set_multicast(FindMembers find);
-
 /// Work of the host between launches of a stream. `work` outlives the run.
 Launch host_step(const std::function<void()>& work);
 

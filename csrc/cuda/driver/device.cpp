@@ -41,7 +41,7 @@ class Questions {
     check(functions_.DeviceGetAttribute(&value, attribute, device_), "cuDeviceGetAttribute");
     return value;
   }
-  /// For an attribute that drivers before CUDA 12 do not know.
+  /// For an attribute that older drivers do not know.
   bool is_known_and_set(Attribute attribute) const {
     int value = 0;
     const DriverCode code = functions_.DeviceGetAttribute(&value, attribute, device_);
@@ -140,9 +140,7 @@ DeviceProperties device_properties(const Driver& driver, int ordinal) {
   found.shared_bytes_per_block = static_cast<size_t>(ask.attribute(kMaxSharedPerBlockOptin));
   found.descriptors = functions.have_virtual_memory() && ask.attribute(kVirtualMemory) != 0 &&
                       ask.attribute(kDescriptors) != 0;
-  // Drivers without its functions do not know the attribute either.
-  found.multicast =
-      found.descriptors && functions.have_multicast() && ask.attribute(kMulticast) != 0;
+  found.multicast = ask.is_known_and_set(kMulticast);
   found.by_mps = ask.is_known_and_set(kByMps);
   found.cooperative = ask.attribute(kCooperativeLaunch) != 0;
   found.registers_host_memory = ask.attribute(kHostRegister) != 0;

@@ -28,7 +28,7 @@ struct DeviceProperties {
   size_t shared_bytes_per_block = 0;  // at most, where a function asks for it
   bool descriptors = false;           // memory can be exported as a file descriptor
   bool by_mps = false;                // processes that share it do not take turns on it
-  bool multicast = false;             // a switch folds and spreads what devices have bound to it
+  bool multicast = false;             // a switch joins it to others, and folds for NCCL
   bool cooperative = false;           // cooperative launches
   bool registers_host_memory = false;
   bool integrated = false;  // shares the host's memory

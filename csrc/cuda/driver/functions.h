@@ -59,11 +59,6 @@ struct MemoryAccess {  // CUmemAccessDesc
   MemoryLocation location;
   int flags;
 };
-struct MulticastProperties {  // CUmulticastObjectProp
-  unsigned devices;
-  size_t bytes;
-  unsigned long long handle_types, flags;
-};
 struct MemoryOperation {  // CUstreamBatchMemOpParams
   int kind;
   DevicePointer address;
@@ -78,7 +73,7 @@ inline constexpr int kPinnedAllocation = 1;        // CU_MEM_ALLOCATION_TYPE_PIN
 inline constexpr int kOnDevice = 1;                // CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int kByDescriptor = 1;            // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 inline constexpr int kReadAndWrite = 3;            // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-inline constexpr int kMinimumGranularity = 0;      // CU_M{EM_ALLOC,ULTICAST}_GRANULARITY_MINIMUM
+inline constexpr int kMinimumGranularity = 0;      // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 inline constexpr unsigned kIpcLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 inline constexpr unsigned kHostPortable = 1;       // CU_MEMHOST{ALLOC,REGISTER}_PORTABLE
 inline constexpr unsigned kHostMapped = 2;         // CU_MEMHOST{ALLOC,REGISTER}_DEVICEMAP
@@ -177,12 +172,6 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(MemExportToShareableHandle, , 10020, (void*, PhysicalHandle, int, unsigned long long))        \
   X(MemImportFromShareableHandle, , 10020, (PhysicalHandle*, void*, int))                         \
   X(MemGetAllocationGranularity, , 10020, (size_t*, const PhysicalProperties*, int))              \
-  X(MulticastCreate, , 12010, (PhysicalHandle*, const MulticastProperties*))                      \
-  X(MulticastAddDevice, , 12010, (PhysicalHandle, int))                                           \
-  X(MulticastBindMem, , 12010,                                                                    \
-    (PhysicalHandle, size_t, PhysicalHandle, size_t, size_t, unsigned long long))                 \
-  X(MulticastUnbind, , 12010, (PhysicalHandle, int, size_t, size_t))                              \
-  X(MulticastGetGranularity, , 12010, (size_t*, const MulticastProperties*, int))                 \
   X(ThreadExchangeStreamCaptureMode, , 10010, (int*))                                             \
   X(StreamBatchMemOp, _v2, 11070, (StreamHandle, unsigned, MemoryOperation*, unsigned))           \
   X(StreamGetCaptureInfo, _v2, 11030,                                                             \
@@ -201,8 +190,6 @@ struct DriverFunctions {
 
   /// Whether all of virtual memory management is there.
   bool have_virtual_memory() const;
-  /// Whether all of multicast objects is.
-  bool have_multicast() const;
 };
 
 /// A function by its name ("cuMemAlloc"), its symbol ("cuMemAlloc_v2") and the version whose

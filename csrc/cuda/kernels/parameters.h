@@ -111,18 +111,6 @@ struct Deliver {
   void* to[kMostRanks] = {};
 };
 
-/// farandole_nvls_<dtype>: folds what all devices have bound to a multicast object, and writes the
-/// result to all of them. Meets nobody: all have come, and nobody else touches it meanwhile. But
-/// where streams go on because a rank has died, what it had bound may be gone: with `abort`, the
-/// word of Peers, not zero, nothing is touched.
-struct NvlsFold {
-  uint64_t packs = 0;  // of 16 bytes
-  Formula formula = Formula::add;
-  Scaling finish;
-  void* all = nullptr;  // the object's address of the first one, aligned to 16
-  const uint32_t* abort = nullptr;
-};
-
 /// Where lanes count what they have handed to each other: one in the memory of each rank, mapped by
 /// all and zero at first. By lane and peer; words only grow. Slots are numbered, and slot n lies in
 /// place n % 2 of the mailbox.

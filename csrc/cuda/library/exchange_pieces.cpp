@@ -22,30 +22,29 @@ constexpr size_t kFewMoves = 4;
 
 void Exchange::run(const CudaPiece& piece) {
   const DeviceContext::Use all_calls(*context_);
-  const DevicePointer bucket = bucket_of(rank_, piece.strand);
-  move_in(piece, bucket);
+  move_in(piece);
   meet(piece.strand);
   if (piece.count > 0) fold(piece);
   update(piece);
   norm(piece);
-  if (piece.folds_to == kFoldsToOutput) move_out(piece, bucket);
+  if (piece.folds_to == kFoldsToOutput) move_out(piece);
   meet(piece.strand);
-  if (piece.folds_to != kFoldsToOutput) move_out(piece, bucket);
+  if (piece.folds_to != kFoldsToOutput) move_out(piece);
   note(piece.strand);
 }
 
-void Exchange::move_in(const CudaPiece& piece, DevicePointer own) {
+void Exchange::move_in(const CudaPiece& piece) {
+  const DevicePointer own = bucket_of(rank_, piece.strand);
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.in, piece.ins))
     moves.push_back({own + one.to, piece.input + one.from, one.bytes});
   move(piece.strand, "gather", moves);
 }
 
-void Exchange::move_out(const CudaPiece& piece, DevicePointer own) {
+void Exchange::move_out(const CudaPiece& piece) {
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.out, piece.outs)) {
-    const auto from = static_cast<uint32_t>(one.rank);
-    const DevicePointer bucket = from == rank_ ? own : bucket_of(from, piece.strand);
+    const DevicePointer bucket = bucket_of(static_cast<uint32_t>(one.rank), piece.strand);
     moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
   }
   move(piece.strand, "scatter", moves);

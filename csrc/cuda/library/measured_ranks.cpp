@@ -23,7 +23,7 @@ MeasuredRanks::Rank::Rank(const MeasuredDevice& device, const CudaMeasurement& a
     : input(device.array(asked.bytes, static_cast<DType>(asked.dtype), kMeasuredNumber)),
       output(device.array(asked.bytes, static_cast<DType>(asked.dtype), 0)),
       exchange(device.context(), shape) {
-  exchange.open_bucket(kernel_image(), nullptr);
+  exchange.open_bucket(kernel_image());
 }
 
 MeasuredRanks::Rank::~Rank() {

@@ -91,8 +91,8 @@ FAKE_CUDA cuDeviceGetAttribute(int* value, int attribute, int device) {
   return of_device("cuDeviceGetAttribute", device, [&](State& all, Lock&) {
     const Config& config = all.config;
     const std::map<int, int> attributes{
-        {1, 1024},                     // threads of a block
-        {16, 4},                       // multiprocessors
+        {1, 1024},  // threads of a block
+        {16, config.multiprocessors},
         {18, 0},                       // integrated
         {39, 2048},                    // threads of a multiprocessor
         {75, config.capability / 10},  //
