@@ -30,7 +30,6 @@ struct Dim {
 struct Launch {
   const Kernel* kernel = nullptr;
   Dim grid, block;                    // kernels are one-dimensional: y and z are 1
-  std::size_t shared_bytes = 0;       // dynamic shared memory: no kernel has any
   std::vector<std::byte> parameters;  // parameter_bytes of them
 };
 
@@ -61,7 +60,7 @@ template <typename Parameters>
 Launch launch_of(std::string_view kernel, const Parameters& parameters, std::uint32_t blocks,
                  std::uint32_t threads) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&parameters);
-  return {kernel_named(kernel), {blocks}, {threads}, 0, {bytes, bytes + sizeof parameters}};
+  return {kernel_named(kernel), {blocks}, {threads}, {bytes, bytes + sizeof parameters}};
 }
 
 }  // namespace farandole::cuda

@@ -98,7 +98,6 @@ static_assert(kWaitUntilReached == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(kEventTimed == CU_EVENT_DEFAULT && kEventUntimed == CU_EVENT_DISABLE_TIMING);
 static_assert(kOrdinalOfPointer == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(kMostThreadsOfFunction == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-static_assert(kMostDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kJitErrorLog == CU_JIT_ERROR_LOG_BUFFER);
 static_assert(kJitErrorLogBytes == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY && kDeinitialized == CUDA_ERROR_DEINITIALIZED);

@@ -91,72 +91,66 @@ inline constexpr unsigned kEventTimed = 0;         // CU_EVENT_DEFAULT
 inline constexpr unsigned kEventUntimed = 2;       // CU_EVENT_DISABLE_TIMING
 inline constexpr int kOrdinalOfPointer = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 inline constexpr int kMostThreadsOfFunction = 0;   // CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-inline constexpr int kMostDynamicShared = 8;       // ..._MAX_DYNAMIC_SHARED_SIZE_BYTES
 inline constexpr int kJitErrorLog = 5;             // CU_JIT_ERROR_LOG_BUFFER
 inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
 
 // X(name, suffix of the symbol, since, arguments): cuNAMEsuffix, as it is declared from that
 // version of CUDA on (12040: 12.4). What each does: NVIDIA's "CUDA Driver API" and our wrapper.
-#define FARANDOLE_CUDA_FUNCTIONS(X)                                                         \
-  X(Init, , 2000, (unsigned))                                                               \
-  X(DriverGetVersion, , 2020, (int*))                                                       \
-  X(GetErrorName, , 6000, (DriverCode, const char**))                                       \
-  X(GetErrorString, , 6000, (DriverCode, const char**))                                     \
-  X(DeviceGetCount, , 2000, (int*))                                                         \
-  X(DeviceGet, , 2000, (int*, int))                                                         \
-  X(DeviceGetName, , 2000, (char*, int, int))                                               \
-  X(DeviceGetUuid, _v2, 11040, (DeviceUuid*, int))                                          \
-  X(DeviceTotalMem, _v2, 3020, (size_t*, int))                                              \
-  X(DeviceGetAttribute, , 2000, (int*, int, int))                                           \
-  X(DeviceGetPCIBusId, , 4010, (char*, int, int))                                           \
-  X(DeviceCanAccessPeer, , 4000, (int*, int, int))                                          \
-  X(DevicePrimaryCtxRetain, , 7000, (ContextHandle*, int))                                  \
-  X(DevicePrimaryCtxRelease, _v2, 11000, (int))                                             \
-  X(CtxPushCurrent, _v2, 4000, (ContextHandle))                                             \
-  X(CtxPopCurrent, _v2, 4000, (ContextHandle*))                                             \
-  X(CtxGetStreamPriorityRange, , 5050, (int*, int*))                                        \
-  X(MemAlloc, _v2, 3020, (DevicePointer*, size_t))                                          \
-  X(MemFree, _v2, 3020, (DevicePointer))                                                    \
-  X(MemGetInfo, _v2, 3020, (size_t*, size_t*))                                              \
-  X(MemHostAlloc, , 2020, (void**, size_t, unsigned))                                       \
-  X(MemFreeHost, , 2000, (void*))                                                           \
-  X(MemHostRegister, _v2, 6050, (void*, size_t, unsigned))                                  \
-  X(MemHostUnregister, , 4000, (void*))                                                     \
-  X(MemHostGetDevicePointer, _v2, 3020, (DevicePointer*, void*, unsigned))                  \
-  X(PointerGetAttribute, , 4000, (void*, int, DevicePointer))                               \
-  X(MemcpyAsync, , 4000, (DevicePointer, DevicePointer, size_t, StreamHandle))              \
-  X(MemsetD8Async, , 3020, (DevicePointer, unsigned char, size_t, StreamHandle))            \
-  X(MemsetD32Async, , 3020, (DevicePointer, unsigned, size_t, StreamHandle))                \
-  X(IpcGetMemHandle, , 4010, (IpcMemoryHandle*, DevicePointer))                             \
-  X(IpcOpenMemHandle, _v2, 11000, (DevicePointer*, IpcMemoryHandle, unsigned))              \
-  X(IpcCloseMemHandle, , 4010, (DevicePointer))                                             \
-  X(StreamCreateWithPriority, , 5050, (StreamHandle*, unsigned, int))                       \
-  X(StreamDestroy, _v2, 4000, (StreamHandle))                                               \
-  X(StreamSynchronize, , 2000, (StreamHandle))                                              \
-  X(StreamQuery, , 2000, (StreamHandle))                                                    \
-  X(StreamIsCapturing, , 10000, (StreamHandle, int*))                                       \
-  X(StreamWaitEvent, , 3020, (StreamHandle, EventHandle, unsigned))                         \
-  X(StreamWriteValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))      \
-  X(StreamWaitValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))       \
-  X(LaunchHostFunc, , 10000, (StreamHandle, HostFunction, void*))                           \
-  X(EventCreate, , 2000, (EventHandle*, unsigned))                                          \
-  X(EventDestroy, _v2, 4000, (EventHandle))                                                 \
-  X(EventRecord, , 2000, (EventHandle, StreamHandle))                                       \
-  X(EventQuery, , 2000, (EventHandle))                                                      \
-  X(EventSynchronize, , 2000, (EventHandle))                                                \
-  X(EventElapsedTime, , 2000, (float*, EventHandle, EventHandle))                           \
-  X(ModuleLoadDataEx, , 2010, (ModuleHandle*, const void*, unsigned, int*, void**))         \
-  X(ModuleUnload, , 2000, (ModuleHandle))                                                   \
-  X(ModuleGetFunction, , 2000, (FunctionHandle*, ModuleHandle, const char*))                \
-  X(FuncGetAttribute, , 2020, (int*, int, FunctionHandle))                                  \
-  X(FuncSetAttribute, , 9000, (FunctionHandle, int, int))                                   \
-  X(OccupancyMaxActiveBlocksPerMultiprocessor, , 6050, (int*, FunctionHandle, int, size_t)) \
-  X(LaunchKernel, , 4000,                                                                   \
-    (FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
-     StreamHandle, void**, void**))                                                         \
-  X(LaunchCooperativeKernel, , 9000,                                                        \
-    (FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
-     StreamHandle, void**))
+#define FARANDOLE_CUDA_FUNCTIONS(X)                                                        \
+  X(Init, , 2000, (unsigned))                                                              \
+  X(DriverGetVersion, , 2020, (int*))                                                      \
+  X(GetErrorName, , 6000, (DriverCode, const char**))                                      \
+  X(GetErrorString, , 6000, (DriverCode, const char**))                                    \
+  X(DeviceGetCount, , 2000, (int*))                                                        \
+  X(DeviceGet, , 2000, (int*, int))                                                        \
+  X(DeviceGetName, , 2000, (char*, int, int))                                              \
+  X(DeviceGetUuid, _v2, 11040, (DeviceUuid*, int))                                         \
+  X(DeviceTotalMem, _v2, 3020, (size_t*, int))                                             \
+  X(DeviceGetAttribute, , 2000, (int*, int, int))                                          \
+  X(DeviceGetPCIBusId, , 4010, (char*, int, int))                                          \
+  X(DeviceCanAccessPeer, , 4000, (int*, int, int))                                         \
+  X(DevicePrimaryCtxRetain, , 7000, (ContextHandle*, int))                                 \
+  X(DevicePrimaryCtxRelease, _v2, 11000, (int))                                            \
+  X(CtxPushCurrent, _v2, 4000, (ContextHandle))                                            \
+  X(CtxPopCurrent, _v2, 4000, (ContextHandle*))                                            \
+  X(CtxGetStreamPriorityRange, , 5050, (int*, int*))                                       \
+  X(MemAlloc, _v2, 3020, (DevicePointer*, size_t))                                         \
+  X(MemFree, _v2, 3020, (DevicePointer))                                                   \
+  X(MemGetInfo, _v2, 3020, (size_t*, size_t*))                                             \
+  X(MemHostAlloc, , 2020, (void**, size_t, unsigned))                                      \
+  X(MemFreeHost, , 2000, (void*))                                                          \
+  X(MemHostRegister, _v2, 6050, (void*, size_t, unsigned))                                 \
+  X(MemHostUnregister, , 4000, (void*))                                                    \
+  X(MemHostGetDevicePointer, _v2, 3020, (DevicePointer*, void*, unsigned))                 \
+  X(PointerGetAttribute, , 4000, (void*, int, DevicePointer))                              \
+  X(MemcpyAsync, , 4000, (DevicePointer, DevicePointer, size_t, StreamHandle))             \
+  X(MemsetD8Async, , 3020, (DevicePointer, unsigned char, size_t, StreamHandle))           \
+  X(MemsetD32Async, , 3020, (DevicePointer, unsigned, size_t, StreamHandle))               \
+  X(IpcGetMemHandle, , 4010, (IpcMemoryHandle*, DevicePointer))                            \
+  X(IpcOpenMemHandle, _v2, 11000, (DevicePointer*, IpcMemoryHandle, unsigned))             \
+  X(IpcCloseMemHandle, , 4010, (DevicePointer))                                            \
+  X(StreamCreateWithPriority, , 5050, (StreamHandle*, unsigned, int))                      \
+  X(StreamDestroy, _v2, 4000, (StreamHandle))                                              \
+  X(StreamSynchronize, , 2000, (StreamHandle))                                             \
+  X(StreamQuery, , 2000, (StreamHandle))                                                   \
+  X(StreamIsCapturing, , 10000, (StreamHandle, int*))                                      \
+  X(StreamWaitEvent, , 3020, (StreamHandle, EventHandle, unsigned))                        \
+  X(StreamWriteValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))     \
+  X(StreamWaitValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))      \
+  X(LaunchHostFunc, , 10000, (StreamHandle, HostFunction, void*))                          \
+  X(EventCreate, , 2000, (EventHandle*, unsigned))                                         \
+  X(EventDestroy, _v2, 4000, (EventHandle))                                                \
+  X(EventRecord, , 2000, (EventHandle, StreamHandle))                                      \
+  X(EventQuery, , 2000, (EventHandle))                                                     \
+  X(EventSynchronize, , 2000, (EventHandle))                                               \
+  X(EventElapsedTime, , 2000, (float*, EventHandle, EventHandle))                          \
+  X(ModuleLoadDataEx, , 2010, (ModuleHandle*, const void*, unsigned, int*, void**))        \
+  X(ModuleUnload, , 2000, (ModuleHandle))                                                  \
+  X(ModuleGetFunction, , 2000, (FunctionHandle*, ModuleHandle, const char*))               \
+  X(FuncGetAttribute, , 2020, (int*, int, FunctionHandle))                                 \
+  X(LaunchKernel, , 4000,                                                                  \
+    (FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+     StreamHandle, void**, void**))
 
 // Null where the driver (or what stands in for one) lacks them: there is another way, or a check
 // less.

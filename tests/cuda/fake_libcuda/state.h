@@ -37,7 +37,6 @@ struct CUevent_st {
 struct CUfunc_st {
   const farandole::cuda::Kernel* kernel = nullptr;
   CUmod_st* module = nullptr;
-  size_t most_shared = 48 << 10;
 };
 struct CUmod_st {
   CUctx_st* context = nullptr;
