@@ -23,14 +23,14 @@ FORBIDDEN = {
 }
 # An instruction that each matching kernel must have.
 NEEDED = {
-    r"farandole_(two_shot|one_shot|lanes|deliver|await|graph_pass)": "ld.acquire.sys.global",
-    r"farandole_(two_shot|one_shot|lanes|deliver|(graph_)?arrive)": "st.release.sys.global",
+    r"farandole_(one_shot|lanes|await|graph_pass)": "ld.acquire.sys.global",
+    r"farandole_(one_shot|lanes|(graph_)?arrive)": "st.release.sys.global",
     r"farandole_graph_(begin|end)": "atom.acq_rel.sys.global.add",
-    r"farandole_(two_shot|one_shot|lanes|deliver)": "ld.relaxed.sys.global.v4",
+    r"farandole_(fold|one_shot|lanes)": "ld.relaxed.sys.global.v4",
 }
 # These kernels move 16 bytes at a time by the accessors alone, which name their scope. One-shot
 # also reads and writes arrays of its own device.
-REACHES_PEERS = re.compile(r"farandole_(two_shot|lanes|deliver)")
+REACHES_PEERS = re.compile(r"farandole_(fold|lanes)")
 PLAIN_BULK = re.compile(r"\b(ld|st)(\.global)?\.(v4\.[bfu]32|v2\.[bfu]64)\b")
 ENTRY = re.compile(r"\.entry (\w+)\(([^)]*)\)", re.DOTALL)
 

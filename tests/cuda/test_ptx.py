@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GOOD = """
-.visible .entry farandole_two_shot_int8(
-	.param .align 8 .b8 farandole_two_shot_int8_param_0[2184]
+.visible .entry farandole_lanes_int8(
+	.param .align 8 .b8 farandole_lanes_int8_param_0[2184]
 )
 {
 	ld.acquire.sys.global.u32 %r1, [%rd1];
@@ -77,7 +77,7 @@ def test_the_kernels_have_no_faults(by: str, tmp_path: Path) -> None:
     kernels = check_ptx.entries(ptx)
     assert len(dtypes) == 13
     for dtype in dtypes:
-        assert {f"farandole_{what}_{dtype}" for what in ("one_shot", "two_shot")} <= set(kernels)
+        assert {f"farandole_{what}_{dtype}" for what in ("one_shot", "fold")} <= set(kernels)
 
 
 def by_nvrtc(source: Path, into: Path, *options: str) -> subprocess.CompletedProcess[str]:

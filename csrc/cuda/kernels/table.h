@@ -4,7 +4,7 @@
 // The names are farandole_<what>, farandole_<what>_<dtype> and farandole_<what>_<from>_<to>.
 
 #define FARANDOLE_CUDA_OF_ONE(dtype, E)                    \
-  KERNEL(farandole_two_shot_##dtype, TwoShot, two_shot<E>) \
+  KERNEL(farandole_fold_##dtype, Fold, fold<E>)            \
   KERNEL(farandole_one_shot_##dtype, OneShot, one_shot<E>) \
   KERNEL(farandole_lanes_##dtype, Lanes, lanes<E>)         \
   FARANDOLE_CUDA_OF_TWO(dtype, E, dtype, E)
@@ -23,7 +23,6 @@ KERNEL(farandole_graph_begin, GraphCollective, graph_begin)
 KERNEL(farandole_graph_end, GraphCollective, graph_end)
 KERNEL(farandole_graph_arrive, GraphMeet, graph_arrive)
 KERNEL(farandole_graph_pass, GraphMeet, graph_pass)
-KERNEL(farandole_deliver, Deliver, deliver)
 
 KERNEL(farandole_update_float32, Updates, update<float>)
 KERNEL(farandole_update_float64, Updates, update<double>)

@@ -16,7 +16,7 @@ void Exchange::load_kernels() {
     kernels_.emplace(name, module_->function(name));
   };
   for (const DTypeRow& d : kDTypes) {
-    load(kernel_name("two_shot", d.dtype));
+    load(kernel_name("fold", d.dtype));
     if (mailbox_bytes_ > 0) load(kernel_name("one_shot", d.dtype));
     if (lane_flag_bytes_ > 0) load(kernel_name("lanes", d.dtype));
   }

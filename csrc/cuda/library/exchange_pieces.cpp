@@ -124,16 +124,14 @@ void Exchange::fold(const CudaPiece& piece) {
   if (piece.own_to != 0) buckets[rank_] = at_address(piece.own_to - before);
   std::span<void* const> to = std::span(buckets).first(size_);
   if (piece.folds_to >= 0) to = to.subspan(static_cast<size_t>(piece.folds_to), 1);
-  TwoShot job{
-      .peers = {},
-      .fold = fold_of(std::span(sources).first(size_), to, piece.first, piece.count, folding)};
+  Fold job = fold_of(std::span(sources).first(size_), to, piece.first, piece.count, folding);
   if (piece.folds_to == kFoldsToOutput) {
-    job.fold.destination_count = 1;
-    job.fold.destinations[0] = at_address(piece.fold_to);
+    job.destination_count = 1;
+    job.destinations[0] = at_address(piece.fold_to);
   }
   const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
                                      {.processors = multiprocessors()});
-  kernel(kernel_name("two_shot", folding.dtype))
+  kernel(kernel_name("fold", folding.dtype))
       .launch(stream_of(piece.strand), {.blocks = blocks, .threads = kThreads}, job);
 }
 

@@ -52,7 +52,7 @@ void measure_bucket(MeasuredDevice& device, CudaMeasurement& m) {
                     : device.is_full_of(arrays, dtype, kMeasuredNumber);
 }
 
-/// By the kernel of steps, which meets nobody.
+/// By the kernel of steps.
 void measure_fold(MeasuredDevice& device, CudaMeasurement& m) {
   const auto dtype = static_cast<DType>(m.dtype);
   const auto size = static_cast<size_t>(m.ranks);
@@ -64,10 +64,9 @@ void measure_fold(MeasuredDevice& device, CudaMeasurement& m) {
   }
   const MeasuredArray output = device.array(m.bytes, dtype, 0);
   void* const destination = at_address(output.at());
-  const TwoShot job{
-      .peers = {},
-      .fold = fold_of(sources, {&destination, 1}, 0, m.bytes / size_of(dtype), {.dtype = dtype})};
-  const DeviceFunction kernel = device.function(kernel_name("two_shot", dtype));
+  const Fold job =
+      fold_of(sources, {&destination, 1}, 0, m.bytes / size_of(dtype), {.dtype = dtype});
+  const DeviceFunction kernel = device.function(kernel_name("fold", dtype));
   const Room room{.processors = device.multiprocessors()};
   const LaunchShape shape{.blocks = blocks_for(Work::alone, m.bytes, room), .threads = kThreads};
   m.moved = (size + 1) * m.bytes;
