@@ -213,7 +213,7 @@ _DRY = {
     "sizes": "8K",
     "seconds": "0.01",
     "most": 301,
-    "kernels": "--large 64K --small 8K --rounds 2",
+    "kernels": "--large 64K --rounds 2",
     "training": "--device cpu --width 32 --layers 1 --batch 2 --length 16 --steps 2 --blocks 5",
 }
 

@@ -194,28 +194,6 @@ struct CudaNcclJob {
   double factor;      // of every input, for sums of floating-point numbers; 1: none
 };
 
-/// Measurements of kernels and exchanges on one device, whose ranks are threads of this process.
-/// Results are checked. Each runs in batches of `rounds` that follow each other.
-enum CudaMeasured : int32_t {
-  kMeasuredCopy,     // the driver's, beside which the others stand
-  kMeasuredGather,   // `parts` arrays of `dtype` into a bucket of `bucket_dtype`
-  kMeasuredScatter,  // and back
-  kMeasuredFold,     // of `ranks` arrays into one
-  kMeasuredTwoShot,  // an all-reduce by steps, each rank's array out of place
-  kMeasuredOneShot,  // the same by one kernel on each rank
-  kMeasuredLanes,    // the same by a kernel on each that runs a schedule
-};
-struct CudaMeasurement {
-  int32_t device, what, dtype, bucket_dtype, ranks, parts, rounds;
-  uint64_t bytes;        // of each rank's array
-  uint64_t piece_bytes;  // of a two-shot; for lanes what a bucket's part has
-  // Answers, of one round. `moved`: what is read and written of the device's memory, at least.
-  int32_t right;
-  uint64_t moved;
-  double device_seconds;  // by the device's clock, of the best batch
-  double host_seconds;    // of a round that the host waits for, the median
-};
-
 /// Each function may open and initialize the driver. A result of 0: it failed.
 struct CudaTable {
   uint32_t version;
@@ -229,8 +207,6 @@ struct CudaTable {
   void (*look_for_nccl_in)(const char* setting, const char* wheel);
   /// Opens the library.
   int32_t (*find_nccl)(CudaNcclLibrary* found, CudaFailure* failure);
-  /// For benchmarks: waits for the device, and takes memory of it meanwhile.
-  int32_t (*measure)(CudaMeasurement* measurement, CudaFailure* failure);
 
   /// Finds the device that has this address.
   int32_t (*device_of)(uint64_t address, int32_t* ordinal, CudaFailure* failure);
