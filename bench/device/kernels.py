@@ -94,7 +94,7 @@ def pack(device: Device, row: Row, size: int) -> Work:
         *((source + 4 * count * i, to + 4 * count * i, count, chunks * i) for i in range(PARTS))
     )
     job = Pieces(device.put(pieces), PARTS, chunks * PARTS, ONE)
-    launch = device.kernel("farandole_gather_uint32_uint32", chunks * PARTS, job)
+    launch = device.kernel("farandole_copy_uint32", chunks * PARTS, job)
     return Work(2 * size, launch, to, size, word)
 
 

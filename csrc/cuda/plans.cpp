@@ -77,16 +77,6 @@ OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, O
 std::string kernel_name(std::string_view what, DType dtype) {
   return "farandole_" + std::string(what) + "_" + std::string(name_of(dtype));
 }
-std::string kernel_name(std::string_view what, DType from, DType to) {
-  return kernel_name(what, from) + "_" + std::string(name_of(to));
-}
-
-bool has_cast(DType from, DType to) {
-  const auto is_float = [](DType dtype) {
-    return row(dtype).kind == DTypeKind::half || row(dtype).kind == DTypeKind::floating;
-  };
-  return from == to || (is_float(from) && is_float(to));
-}
 
 namespace {
 

@@ -36,12 +36,7 @@ OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, O
 
 /// Kernels of one dtype: "farandole_fold_float16".
 std::string kernel_name(std::string_view what, DType dtype);
-/// Kernels of a bucket: "farandole_gather_float32_bfloat16".
-std::string kernel_name(std::string_view what, DType from, DType to);
-/// Whether there are gather and scatter from one to the other.
-bool has_cast(DType from, DType to);
-
-/// Fills first_chunk of each piece and makes the parameters of gather or scatter. Every piece has
+/// Fills first_chunk of each piece and makes the parameters of their copy. Every piece has
 /// elements. `table`: where the pieces will lie on the device.
 Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale);
 
@@ -96,7 +91,7 @@ enum class Work : uint8_t {
 
 /// The most blocks of Work::lasting.
 uint32_t most_lasting_blocks(uint32_t processors);
-/// Blocks of Work::alone for so many chunks: gather, scatter, update.
+/// Blocks of Work::alone for so many chunks: copies, updates.
 uint32_t blocks_for_chunks(uint64_t chunks, uint32_t processors);
 /// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
 /// reads of each.

@@ -203,10 +203,8 @@ constexpr uint64_t chunks_of(uint64_t count) {
   return (count + kChunkElements - 1) / kChunkElements;
 }
 
-/// farandole_gather_<from>_<to>: from tensors to a bucket, cast and then scaled.
-/// farandole_scatter_<from>_<to>: from a bucket to tensors, scaled and then cast.
-/// So factors apply in the bucket's dtype. Between float16, bfloat16, float32 and float64, or from
-/// each dtype to itself. Pieces with no elements are not in the table.
+/// farandole_copy_<dtype>: from tensors to a bucket, or back, scaled. Pieces with no elements are
+/// not in the table.
 struct Pieces {
   const Piece* pieces = nullptr;
   uint32_t piece_count = 0;

@@ -135,7 +135,7 @@ class Exchange {
   Flags* spin_flags_of(uint32_t rank) const;
   LaneFlags* lane_flags_of(uint32_t rank) const;
   Peers spinning_peers() const;
-  void move(int32_t strand, std::string_view what, std::span<const Move> moves);
+  void move(int32_t strand, std::span<const Move> moves);
   void move_in(const CudaPiece& piece);
   void move_out(const CudaPiece& piece);
   void meet(int32_t strand);

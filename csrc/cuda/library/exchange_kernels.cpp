@@ -25,10 +25,7 @@ void Exchange::load_kernels() {
     load(kernel_name("update", dtype));
     load(kernel_name("norms", dtype));
   }
-  for (const DType width : kOfWidth) {
-    load(kernel_name("gather", width, width));
-    load(kernel_name("scatter", width, width));
-  }
+  for (const DType width : kOfWidth) load(kernel_name("copy", width));
 }
 
 /// The same on all ranks: what the least of their devices has, and the most crowded of them.

@@ -38,7 +38,7 @@ void Exchange::move_in(const CudaPiece& piece) {
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.in, piece.ins))
     moves.push_back({own + one.to, piece.input + one.from, one.bytes});
-  move(piece.strand, "gather", moves);
+  move(piece.strand, moves);
 }
 
 void Exchange::move_out(const CudaPiece& piece) {
@@ -47,12 +47,12 @@ void Exchange::move_out(const CudaPiece& piece) {
     const DevicePointer bucket = bucket_of(static_cast<uint32_t>(one.rank), piece.strand);
     moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
   }
-  move(piece.strand, "scatter", moves);
+  move(piece.strand, moves);
 }
 
 /// Many by kernels, in the widest elements that divide them all; few by the driver's copies, those
 /// of an exchange without a bucket, and those of a graph, in which a table would have to last.
-void Exchange::move(int32_t strand, std::string_view what, std::span<const Move> moves) {
+void Exchange::move(int32_t strand, std::span<const Move> moves) {
   const StreamRef& stream = stream_of(strand);
   while (moves.size() > kFewMoves && tables_ && !captured_) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
@@ -63,7 +63,7 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
     const auto pieces = tables_->put(stream, backlog, some, width, completions_);
     if (!pieces) break;
     const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
-    kernel(kernel_name(what, dtype, dtype))
+    kernel(kernel_name("copy", dtype))
         .launch(
             stream,
             {.blocks = blocks_for_chunks(pieces->chunks, multiprocessors()), .threads = kThreads},
@@ -198,7 +198,7 @@ void Exchange::run_nccl(const CudaNcclJob& job) {
     unpack_.push_back({call.output, at, call.count * element});
     at += whole_packs(call.count * element);
   }
-  move(0, "gather", in);
+  move(0, in);
   CudaNcclJob packed = job;
   packed.calls = calls.data();
   packed.size = calls.size();
