@@ -31,13 +31,11 @@ from report import Report
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-WAYS = ("staged", "step", "lanes", "spin", "nccl", "nvls")
-_FAST = {"FARANDOLE_LEVEL": "fast"}
+WAYS = ("staged", "step", "lanes", "spin", "nccl")
 SETTINGS = {
     "lanes": {"FARANDOLE_DEVICE_PATH": "lanes"},
     "spin": {"FARANDOLE_DEVICE_PATH": "spin"},
-    "nccl": _FAST,
-    "nvls": _FAST,
+    "nccl": {"FARANDOLE_LEVEL": "fast"},
 }
 TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
 FEW = 2  # ranks, as in most parts
@@ -215,7 +213,7 @@ _DRY = {
     "sizes": "8K",
     "seconds": "0.01",
     "most": 301,
-    "kernels": "--large 64K --small 8K --rounds 2",
+    "kernels": "--large 64K --rounds 2",
     "training": "--device cpu --width 32 --layers 1 --batch 2 --length 16 --steps 2 --blocks 5",
 }
 
@@ -237,16 +235,12 @@ def _missing(way: str, ranks: int) -> str:
 
     if way in ("lanes", "spin") and _shared(ranks):
         return "ranks take turns on the device, and by this way they wait for each other's kernels"
-    if way not in ("nccl", "nvls"):
+    if way != "nccl":
         return ""
     if _shared(ranks):
-        return f"{way.upper()} takes one rank on a device, and there are fewer devices than ranks"
+        return "NCCL takes one rank on a device, and there are fewer devices than ranks"
     try:
-        devices = cuda.devices()
-        if way == "nccl":
-            cuda.nccl_library()
-        elif not all(device.folds_by_switch for device in devices):
-            return "the devices have no switch that folds (NVLS)"
+        cuda.nccl_library()
     except _core.Error as error:
         return str(error).splitlines()[0]
     return ""

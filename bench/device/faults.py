@@ -46,7 +46,7 @@ FAULTS = {
     "killed, others in training": Fault(
         "killed in training", "", "PeerLost", framework="torch", ranks=2
     ),
-    "stopped, others by steps": Fault("stopped", "step", "Stalled", hears=True),
+    "stopped, others by steps": Fault("stopped", "step", "PeerHung", hears=True),
     "a kernel has used a wrong address": Fault("wrong address", "step", "DeviceError", hears=True),
     "no memory left on the device": Fault("no memory", "step", "", hears=True),
 }

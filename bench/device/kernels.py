@@ -1,12 +1,11 @@
-"""Kernels and exchanges beside the device's own copy: python bench/device/kernels.py
+"""Kernels beside the device's own copy: python bench/device/kernels.py
 
-Ranks are threads of one process, so the driver's time slices, which processes that share a device
-get by turns, are no part of it. Each figure is of the best of five batches, by the device's clock;
-bytes are those of the device's memory that are read and written, at least. Every result is looked
-at: one that is wrong is an error. Goals are of an H200.
+Those of the farandole that is installed, alone on the device. Each figure is of the best of five
+batches, by the device's clock; bytes are those of the device's memory that are read and written.
+Every result is looked at: one that is wrong is an error. Goals are of an H200.
 
 Each row has a process of its own, and a limit: one that fails says so in place of its figures, and
-costs itself alone. Whatever PyTorch there is shows its own operations for the same, by one process.
+costs itself alone. Whatever PyTorch there is shows its own operations for the same.
 """
 
 from __future__ import annotations
@@ -14,38 +13,34 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
+import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-# Streams that share a connection to the device can wait for each other. Before the driver begins.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+from driver import Device, Failed, Fold, Piece, Pieces, Scaling
 
-from farandole import _core, cuda
+from farandole import cuda
 from farandole._bench.statistics import format_size, parse_size
 from farandole._tables import Column, head_of, row_of
 
-COPY, GATHER, SCATTER, FOLD, TWO_SHOT, ONE_SHOT, LANES = range(7)  # csrc/base/cuda_table.h
 SHARE = 0.85  # of the copy's bandwidth, where that is a goal
 LARGE = 64 << 20  # from where it is
-MICROSECONDS, SMALL = 10.0, 8 << 10  # a one-shot of two ranks, up to so many bytes
-PIECE = 32 << 20  # FARANDOLE_DEVICE_BUCKET_BYTES
 LIMIT = 12  # seconds for a row
 TORCH_LIMIT = 60  # for all of PyTorch's
-FOUND = ("moved", "device_seconds", "host_seconds")
 TORCH = "torch"  # in place of a row
 NO_DEVICE = "this PyTorch sees no device: it is not measured"
-_GOAL = f"goal {MICROSECONDS:.0f} us"
 BANDWIDTHS = (
     Column("what", 29), Column("of each", 7), Column("GB/s", 7), Column("of copy"),
     Column(f"goal {SHARE}"),
 )  # fmt: skip
-LATENCIES = (
-    Column("bytes", 7), Column("us by events"), Column(_GOAL), Column("us by the host"),
-    Column(_GOAL),
-)  # fmt: skip
+NUMBER = 1.5  # in all inputs: it and its sums are exact in each dtype
+PARTS = 200  # arrays that are packed
+CHUNK = 4096  # elements of a piece that a block takes: csrc/cuda/kernels/parameters.h
+FOLD_CHUNK = 16 << 10  # bytes that a block folds: csrc/cuda/plans.cpp
+ONE = Scaling(1, 1, 0, 1)  # scales by nothing
 
 
 @dataclass(frozen=True)
@@ -53,31 +48,69 @@ class Row:
     """One measurement."""
 
     name: str
-    what: int
+    what: str  # copy, pack or fold
     dtype: str = "float32"
-    bucket: str = ""
-    ranks: int = 1
-    parts: int = 200
+    sources: int = 1  # of a fold
 
 
-THE_COPY = Row("the device's copy", COPY)
+THE_COPY = Row("the device's copy", "copy")
 ROWS = (
-    Row("pack 200 arrays", GATHER),
-    Row("unpack them", SCATTER),
-    Row("pack, cast to bfloat16", GATHER, bucket="bfloat16"),
-    Row("fold of 2", FOLD, ranks=2),
-    Row("fold of 2, bfloat16", FOLD, "bfloat16", ranks=2),
-    Row("fold of 8", FOLD, ranks=8),
-    Row("two-shot, 2 ranks", TWO_SHOT, ranks=2),
-    Row("two-shot, 2 ranks, bfloat16", TWO_SHOT, "bfloat16", ranks=2),
-    Row("two-shot, 4 ranks", TWO_SHOT, ranks=4),
-    Row("a schedule by lanes, 2 ranks", LANES, ranks=2),
-    Row("a schedule by lanes, 4 ranks", LANES, ranks=4),
+    Row("pack 200 arrays", "pack"),
+    Row("fold of 2", "fold", sources=2),
+    Row("fold of 2, bfloat16", "fold", "bfloat16", sources=2),
+    Row("fold of 8", "fold", sources=8),
 )
 
 
-class Failed(Exception):
-    """A row, and why."""
+@dataclass(frozen=True)
+class Work:
+    """What a row puts into the stream, over and over; and what it is to leave there."""
+
+    moved: int  # bytes that are read and written
+    launch: Callable[[], None]
+    output: int
+    size: int
+    word: int
+
+
+def word_of(number: float, dtype: str) -> int:
+    """The number, as it fills words of memory."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    return int(bits) if dtype == "float32" else (bits >> 16) * 0x10001
+
+
+def copy(device: Device, row: Row, size: int) -> Work:
+    word = word_of(NUMBER, row.dtype)
+    source, to = device.array(size, word), device.array(size, 0)
+    return Work(2 * size, lambda: device.copy(to, source, size), to, size, word)
+
+
+def pack(device: Device, row: Row, size: int) -> Work:
+    count = size // 4 // PARTS
+    size, word = 4 * count * PARTS, word_of(NUMBER, row.dtype)
+    source, to = device.array(size, word), device.array(size, 0)
+    chunks = -(-count // CHUNK)
+    pieces = (Piece * PARTS)(
+        *((source + 4 * count * i, to + 4 * count * i, count, chunks * i) for i in range(PARTS))
+    )
+    job = Pieces(device.put(pieces), PARTS, chunks * PARTS, ONE)
+    launch = device.kernel("farandole_copy_uint32", chunks * PARTS, job)
+    return Work(2 * size, launch, to, size, word)
+
+
+def fold(device: Device, row: Row, size: int) -> Work:
+    sources = [device.array(size, word_of(NUMBER, row.dtype)) for _ in range(row.sources)]
+    to = device.array(size, 0)
+    count = size // (4 if row.dtype == "float32" else 2)
+    job = Fold(count, len(sources), 1, 0, ONE, ONE)
+    job.sources[: len(sources)] = sources
+    job.destinations[0] = to
+    launch = device.kernel(f"farandole_fold_{row.dtype}", -(-size // FOLD_CHUNK), job)
+    word = word_of(NUMBER * row.sources, row.dtype)
+    return Work((row.sources + 1) * size, launch, to, size, word)
+
+
+WORK = {"copy": copy, "pack": pack, "fold": fold}
 
 
 def one_process(limit: float, *options: str) -> tuple[str, str]:
@@ -95,37 +128,28 @@ def one_process(limit: float, *options: str) -> tuple[str, str]:
     return printed, (last or f"exit code {process.returncode}") if process.returncode else ""
 
 
-def measured(row: Row, size: int, rounds: int) -> dict[str, float]:
-    """By a process of its own; raises Failed."""
-    number = _core.dtypes.index
-    asked = {
-        "device": 0,
-        "what": row.what,
-        "dtype": number(row.dtype),
-        "bucket_dtype": number(row.bucket or row.dtype),
-        "ranks": row.ranks,
-        "parts": row.parts,
-        "rounds": rounds,
-        "bytes": size,
-        "piece_bytes": PIECE,
-    }
+def measured(row: Row, size: int, rounds: int) -> float:
+    """Bytes a second, by a process of its own; raises Failed."""
+    asked = {**asdict(row), "size": size, "rounds": rounds}
     printed, why = one_process(LIMIT, "--one", json.dumps(asked))
     if why:
         raise Failed(why)
-    found: dict[str, float] = json.loads(printed)
-    return found
+    return float(printed)
 
 
-def measure(asked: dict[str, int]) -> int:
+def measure(size: int, rounds: int, **row: Any) -> int:
     """As that process."""
-    found = cuda._Measurement(**asked)
+    asked = Row(**row)
     try:
-        cuda._measure(found)
-    except _core.Error as error:
-        sys.exit(" ".join(str(error).split()))
-    if not found.right:
+        device = Device()
+        work = WORK[asked.what](device, asked, size)
+        seconds = device.best_round(rounds, work.launch)
+        right = device.is_full_of(work.output, work.size, work.word)
+    except Failed as why:
+        sys.exit(str(why))
+    if not right:
         sys.exit("WRONG results")
-    print(json.dumps({name: getattr(found, name) for name in FOUND}))
+    print(work.moved / seconds)
     return 0
 
 
@@ -136,34 +160,20 @@ def bandwidth(size: int, rounds: int, copies: dict[int, float]) -> Iterator[tupl
     """Rows, and whether each did well. Of the copy's bandwidth later ones are shares."""
     for row in (THE_COPY, *ROWS):
         try:
-            found = measured(row, size, rounds)
+            rate = measured(row, size, rounds) / 1e9
         except Failed as why:
             yield False, (row.name, format_size(size), str(why), "", "")
             continue
-        rate = found["moved"] / found["device_seconds"] / 1e9
         if row is THE_COPY:
             copies[size] = rate
-        yield True, rate_row(row.name, size, rate, copies, judged=row in ROWS and row.what != LANES)
+        yield True, rate_row(row.name, size, rate, copies, judged=row in ROWS)
 
 
 def rate_row(name: str, size: int, rate: float, copies: dict[int, float], *, judged: bool) -> Cells:
     share = rate / copies[size] if size in copies else 0.0
-    says = verdict(share >= SHARE) if share and judged and size >= LARGE else ""
+    reached = "reached" if share >= SHARE else "missed"
+    says = reached if share and judged and size >= LARGE else ""
     return name, format_size(size), f"{rate:.1f}", f"{share:.2f}" if share else "", says
-
-
-def verdict(reached: bool) -> str:
-    return "reached" if reached else "missed"
-
-
-def latency(size: int, rounds: int) -> tuple[bool, Cells]:
-    try:
-        found = measured(Row("one-shot", ONE_SHOT, ranks=2), size, rounds)
-    except Failed as why:
-        return False, (format_size(size), str(why), "", "", "")
-    times = found["device_seconds"] * 1e6, found["host_seconds"] * 1e6
-    says = [verdict(time <= MICROSECONDS) if size <= SMALL else "" for time in times]
-    return True, (format_size(size), f"{times[0]:.1f}", says[0], f"{times[1]:.1f}", says[1])
 
 
 def beside_torch(large: str, rounds: int, copies: dict[int, float]) -> Iterator[tuple[bool, Cells]]:
@@ -229,19 +239,16 @@ def show(title: str, columns: Sequence[Column], rows: Iterable[tuple[bool, Cells
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", default="64M,256M", help="bytes of an array, for bandwidths")
-    parser.add_argument("--small", default="4,1K,8K,64K", help="the same for a one-shot")
+    parser.add_argument("--large", default="64M,256M", help="bytes of an array")
     parser.add_argument("--rounds", type=int, default=20, help="in a batch")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # row: what its process measures
     arguments = parser.parse_args()
-    large, small = (
-        [*map(parse_size, sizes.split(","))] for sizes in (arguments.large, arguments.small)
-    )
+    large = [*map(parse_size, arguments.large.split(","))]
     rounds: int = arguments.rounds
     if arguments.one == TORCH:
         return measure_torch(large, rounds)
     if arguments.one:
-        return measure(json.loads(arguments.one))
+        return measure(**json.loads(arguments.one))
     print(f"on device 0, {cuda.devices()[0].name}\n")
     copies: dict[int, float] = {}
 
@@ -250,10 +257,7 @@ def main() -> int:
             yield from bandwidth(size, rounds, copies)
         yield from beside_torch(arguments.large, rounds, copies)
 
-    well = show("bytes read and written in a second, ranks as threads", BANDWIDTHS, rates())
-    title = "\none-shot all-reduce of 2 ranks as threads"
-    well &= show(title, LATENCIES, (latency(size, rounds) for size in small))
-    return 0 if well else 1
+    return 0 if show("bytes read and written in a second", BANDWIDTHS, rates()) else 1
 
 
 if __name__ == "__main__":

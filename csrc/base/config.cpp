@@ -214,9 +214,8 @@ const std::vector<Variable>& variables() {
                "small ones by one kernel on each rank, also where ranks share a device and their "
                "kernels may not run at once; lanes: by one kernel on each rank that runs a "
                "schedule, likewise; nccl: by NCCL, which takes a device for each rank and "
-               "FARANDOLE_LEVEL=fast; nvls: all-reduces by the switch between the devices, which "
-               "takes the same; auto: as is faster",
-               {"auto", "staged", "step", "spin", "lanes", "nccl", "nvls"})),
+               "FARANDOLE_LEVEL=fast; auto: the fastest of these, as predicted",
+               {"auto", "staged", "step", "spin", "lanes", "nccl"})),
       text("FARANDOLE_NCCL", &Config::nccl,
            "where NCCL is. auto: the one that this process has loaded, that of the wheel "
            "nvidia-nccl, or the loader's; off: it is not used; else the file"),

@@ -26,7 +26,7 @@ struct CudaDevice {
   uint64_t memory_bytes;
   int32_t instance;     // of a device in MIG mode
   int32_t descriptors;  // its memory can be exported as a file descriptor
-  int32_t multicast;    // a switch folds what devices have bound to multicast objects
+  int32_t multicast;    // a switch joins it to others, and folds for NCCL (NVLink SHARP)
   char name[256];
   char uuid[64];
   char bus_id[32];
@@ -62,6 +62,7 @@ struct CudaShare {
   int32_t multiprocessors;
   int32_t by_handle;
   int32_t takes_turns;  // with other processes on the device
+  int32_t multicast;    // as CudaDevice's
   char handle[64];
 };
 
@@ -159,13 +160,6 @@ struct CudaLate {
   uint64_t ranks;
 };
 
-/// The message by which ranks agree to fold by a switch between their devices (NVLS). Each rank has
-/// its own device; the first one sends the descriptor of the multicast object with it.
-struct CudaNvls {
-  char device[16];
-  uint64_t bytes;  // that each binds to the object
-};
-
 /// The NCCL library that was found.
 struct CudaNcclLibrary {
   int32_t version;  // 22005: 2.20.5
@@ -200,28 +194,6 @@ struct CudaNcclJob {
   double factor;      // of every input, for sums of floating-point numbers; 1: none
 };
 
-/// Measurements of kernels and exchanges on one device, whose ranks are threads of this process.
-/// Results are checked. Each runs in batches of `rounds` that follow each other.
-enum CudaMeasured : int32_t {
-  kMeasuredCopy,     // the driver's, beside which the others stand
-  kMeasuredGather,   // `parts` arrays of `dtype` into a bucket of `bucket_dtype`
-  kMeasuredScatter,  // and back
-  kMeasuredFold,     // of `ranks` arrays into one
-  kMeasuredTwoShot,  // an all-reduce by steps, each rank's array out of place
-  kMeasuredOneShot,  // the same by one kernel on each rank
-  kMeasuredLanes,    // the same by a kernel on each that runs a schedule
-};
-struct CudaMeasurement {
-  int32_t device, what, dtype, bucket_dtype, ranks, parts, rounds;
-  uint64_t bytes;        // of each rank's array
-  uint64_t piece_bytes;  // of a two-shot; for lanes what a bucket's part has
-  // Answers, of one round. `moved`: what is read and written of the device's memory, at least.
-  int32_t right;
-  uint64_t moved;
-  double device_seconds;  // by the device's clock, of the best batch
-  double host_seconds;    // of a round that the host waits for, the median
-};
-
 /// Each function may open and initialize the driver. A result of 0: it failed.
 struct CudaTable {
   uint32_t version;
@@ -235,8 +207,6 @@ struct CudaTable {
   void (*look_for_nccl_in)(const char* setting, const char* wheel);
   /// Opens the library.
   int32_t (*find_nccl)(CudaNcclLibrary* found, CudaFailure* failure);
-  /// For benchmarks: waits for the device, and takes memory of it meanwhile.
-  int32_t (*measure)(CudaMeasurement* measurement, CudaFailure* failure);
 
   /// Finds the device that has this address.
   int32_t (*device_of)(uint64_t address, int32_t* ordinal, CudaFailure* failure);
@@ -297,9 +267,9 @@ struct CudaTable {
   CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
                                CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
-  /// begin, run, run_nvls or run_lanes for each piece, or spin or run_nccl once, end: nothing waits
-  /// for the device. Operations of an exchange come one after the other. `strands`: those that its
-  /// pieces name are fewer.
+  /// begin, run or run_lanes for each piece, or spin or run_nccl once, end: nothing waits for the
+  /// device. Operations of an exchange come one after the other. `strands`: those that its pieces
+  /// name are fewer.
   int32_t (*begin)(CudaExchange* exchange, CudaMoments* moments, uint64_t strands,
                    CudaFailure* failure);
   int32_t (*run)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
@@ -362,24 +332,6 @@ struct CudaTable {
   /// milliseconds.
   void (*give_up_graphs)(CudaExchange* exchange);
 
-  // ---- a multicast object of an exchange, once all peers are mapped ----
-
-  /// Fails where this rank's device, driver or build has no part in one. The first rank makes it:
-  /// `descriptor` is the caller's then, for the others, or -1.
-  int32_t (*offer_nvls)(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
-                        CudaFailure* failure);
-  /// With what the first rank has offered; `descriptor` stays the caller's. No two ranks have one
-  /// device.
-  int32_t (*join_nvls)(CudaExchange* exchange, const CudaNvls* first, int32_t descriptor,
-                       CudaFailure* failure);
-  /// Once all have joined: before, the driver would wait for them.
-  int32_t (*bind_nvls)(CudaExchange* exchange, CudaFailure* failure);
-  /// In place of run(), once all have bound: an all-reduce that the switch folds. Parts of ranks
-  /// begin at multiples of 16 bytes.
-  int32_t (*run_nvls)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
-  /// After an attempt that failed.
-  void (*close_nvls)(CudaExchange* exchange);
-
   // ---- NCCL's communicator of an exchange ----
 
   int32_t (*make_nccl_id)(CudaNcclId* id, CudaFailure* failure);
@@ -399,6 +351,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 15;
+inline constexpr uint32_t kCudaTableVersion = 16;
 
 }  // namespace farandole

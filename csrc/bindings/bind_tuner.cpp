@@ -91,7 +91,7 @@ py::list explained(const std::string& collective, size_t count, const std::strin
 py::list explained_on_devices(const std::string& collective, size_t bytes, int ranks,
                               size_t spin_bytes, const std::string& setting,
                               const std::string& dtype, const std::string& level,
-                              const std::string& no_nccl, const std::string& no_nvls, int lanes,
+                              const std::string& no_nccl, bool switched, int lanes,
                               size_t piece_bytes, size_t staged_piece_bytes, bool take_turns) {
   const CollectiveSpec spec{.kind = collective_of(collective)};
   const bool has_shares = !is_cut_by_elements(spec.kind) && spec.kind != Collective::reduce_scatter;
@@ -102,7 +102,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
       question_of(spec, dtype_of(dtype), level_of(level), shape, device_asked("", setting));
   question.bytes = bytes;
   question.no_nccl = no_nccl;
-  question.no_nvls = no_nvls;
+  question.switched = switched;
   question.spin_bytes = spin_bytes;
   if (piece_bytes > 0) question.lanes = {lanes, piece_bytes};
   question.staged_piece = staged_piece_bytes;
@@ -160,13 +160,13 @@ void bind_tuner(py::module_& module) {
       "explain_devices", explained_on_devices, py::arg("collective"), py::arg("bytes"),
       py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
       py::arg("dtype") = "float32", py::arg("level") = "canonical", py::arg("no_nccl") = "",
-      py::arg("no_nvls") = "", py::arg("lanes") = 0, py::arg("piece_bytes") = 0,
+      py::arg("switched") = false, py::arg("lanes") = 0, py::arg("piece_bytes") = 0,
       py::arg("staged_piece_bytes") = 0, py::arg("take_turns") = false,
       "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
-      "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl, "
-      "no_nvls: why there is no NCCL, and no switch that folds; lanes, piece_bytes: of schedules "
-      "that kernels which run at once can take; staged_piece_bytes: of those in which long arrays "
-      "go by the host, 0: as a whole; take_turns: ranks on a device, by slices of its time.");
+      "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl: why there is "
+      "no NCCL; switched: a switch folds for it; lanes, piece_bytes: of schedules that kernels "
+      "which run at once can take; staged_piece_bytes: of those in which long arrays go by the "
+      "host, 0: as a whole; take_turns: ranks on a device, by slices of its time.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

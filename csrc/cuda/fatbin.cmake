@@ -1,7 +1,7 @@
 # The kernels for devices, where there is a compiler for them (kernel_compiler.cmake).
 #
-# Targets, only with one: farandole_cuda_fatbin, an object library with the images of fatbin.h, and
-# farandole_cuda_ptx, the texts that tests/cuda/check_ptx.py reads.
+# Targets, only with one: farandole_cuda_fatbin, an object library with the image of fatbin.h, and
+# farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
 include(csrc/cuda/kernel_compiler.cmake)
 
 # Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
@@ -65,12 +65,6 @@ if(compiler)
                       -ccbin ${FARANDOLE_NVCC_HOST_COMPILER})
     set(container -Xfatbin -compress-all --threads 0)
   endif()
-  # Those of nvls.cu need instructions of compute capability 9.0, which the common PTX has not: a
-  # module of its own, by a compiler of CUDA 12.2 and later.
-  set(nvls_codes ${codes})
-  list(FILTER nvls_codes INCLUDE REGEX "^sm_(9|1[0-9][0-9])")
-  list(APPEND nvls_codes sm_90)
-  list(REMOVE_DUPLICATES nvls_codes)
   execute_process(COMMAND ${compiler} --version OUTPUT_VARIABLE made_of)
   if(NOT made_of MATCHES "release ([0-9]+)[.]([0-9]+)")
     message(FATAL_ERROR "${compiler} --version does not say its release: set FARANDOLE_NVCC to another nvcc")
@@ -80,61 +74,46 @@ if(compiler)
     file(SHA256 ${FARANDOLE_NVRTC_SCRIPT} hash)
     string(APPEND made_of ${hash})
   endif()
-  set(FARANDOLE_HAS_NVLS OFF)
-  if("sm_90" IN_LIST known AND FARANDOLE_NVCC_VERSION GREATER_EQUAL 12020)
-    set(FARANDOLE_HAS_NVLS ON)
-  endif()
   # What a driver has to be for them: library/kernel_image.h.
   string(REPLACE sm_ "" FARANDOLE_KERNEL_CODES "${code_list}")
 
-  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL)
-  target_link_libraries(farandole_cuda_fatbin PRIVATE farandole_flags)
-
-  # ${image}.ptx and ${image}.fatbin, which is embedded as ${symbol}: kernels of a file, compiled by
-  # way of PTX of the oldest architecture, and with that.
-  function(farandole_kernel_image source image symbol oldest codes)
-    string(REPLACE sm_ compute_ oldest ${oldest})
-    list(JOIN codes "," code_list)
-    set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/kernels/${source})
-    farandole_included_by(${kernels} kernel_sources)
-    # What they include may change with any of them.
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
-    if(FARANDOLE_BY_NVRTC)
-      list(APPEND kernel_sources ${FARANDOLE_NVRTC_SCRIPT})
-    endif()
-
-    set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${image}.ptx)
-    add_custom_command(OUTPUT ${ptx} COMMAND ${compiler} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
-                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
-    add_custom_target(${image}_ptx DEPENDS ${ptx})
-
-    set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/${image}.fatbin)
-    set(compile ${compiler} ${flags} -fatbin ${container}
-                -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
-    if(FARANDOLE_FATBIN_CACHE)
-      # At most as many compilations as there are versions of the kernels: it takes minutes.
-      foreach(part IN LISTS kernel_sources)
-        file(SHA256 ${part} hash)
-        string(APPEND made_of ${hash})
-      endforeach()
-      string(SHA256 key "${made_of} ${flags} ${code_list}")
-      set(kept ${FARANDOLE_FATBIN_CACHE}/${key}.fatbin)
-      add_custom_command(OUTPUT ${fatbin}
-                         COMMAND sh -c "test -f '${kept}' || { mkdir -p '${FARANDOLE_FATBIN_CACHE}' && \"$@\" '${kept}.new' && mv '${kept}.new' '${kept}'; }" -- ${compile}
-                         COMMAND ${CMAKE_COMMAND} -E copy ${kept} ${fatbin}
-                         DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
-    else()
-      add_custom_command(OUTPUT ${fatbin} COMMAND ${compile} ${fatbin}
-                         DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
-    endif()
-    set(embedded ${CMAKE_CURRENT_BINARY_DIR}/${symbol}.cpp)
-    configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
-    target_sources(farandole_cuda_fatbin PRIVATE ${embedded})
-    set_source_files_properties(${embedded} PROPERTIES OBJECT_DEPENDS ${fatbin})
-  endfunction()
-  farandole_kernel_image(kernels.cu farandole_cuda farandole_fatbin ${first} "${codes}")
-  if(FARANDOLE_HAS_NVLS)
-    farandole_kernel_image(nvls.cu farandole_nvls farandole_nvls_fatbin sm_90 "${nvls_codes}")
-    add_dependencies(farandole_cuda_ptx farandole_nvls_ptx)
+  # By way of PTX of the oldest architecture, and with that.
+  string(REPLACE sm_ compute_ oldest ${first})
+  set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/kernels/kernels.cu)
+  farandole_included_by(${kernels} kernel_sources)
+  # What they include may change with any of them.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
+  if(FARANDOLE_BY_NVRTC)
+    list(APPEND kernel_sources ${FARANDOLE_NVRTC_SCRIPT})
   endif()
+
+  set(ptx ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.ptx)
+  add_custom_command(OUTPUT ${ptx} COMMAND ${compiler} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
+                     DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
+  add_custom_target(farandole_cuda_ptx DEPENDS ${ptx})
+
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.fatbin)
+  set(compile ${compiler} ${flags} -fatbin ${container}
+              -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
+  if(FARANDOLE_FATBIN_CACHE)
+    # At most as many compilations as there are versions of the kernels: it takes minutes.
+    foreach(part IN LISTS kernel_sources)
+      file(SHA256 ${part} hash)
+      string(APPEND made_of ${hash})
+    endforeach()
+    string(SHA256 key "${made_of} ${flags} ${code_list}")
+    set(kept ${FARANDOLE_FATBIN_CACHE}/${key}.fatbin)
+    add_custom_command(OUTPUT ${fatbin}
+                       COMMAND sh -c "test -f '${kept}' || { mkdir -p '${FARANDOLE_FATBIN_CACHE}' && \"$@\" '${kept}.new' && mv '${kept}.new' '${kept}'; }" -- ${compile}
+                       COMMAND ${CMAKE_COMMAND} -E copy ${kept} ${fatbin}
+                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  else()
+    add_custom_command(OUTPUT ${fatbin} COMMAND ${compile} ${fatbin}
+                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  endif()
+  set(embedded ${CMAKE_CURRENT_BINARY_DIR}/farandole_fatbin.cpp)
+  configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
+  set_source_files_properties(${embedded} PROPERTIES OBJECT_DEPENDS ${fatbin})
+  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL ${embedded})
+  target_link_libraries(farandole_cuda_fatbin PRIVATE farandole_flags)
 endif()

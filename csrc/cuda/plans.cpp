@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "fold/kernels.h"
 #include "schedule/planners.h"
-#include "schedule/slicing.h"
 
 namespace farandole::cuda {
 namespace {
@@ -37,19 +36,6 @@ void* at(void* array, size_t element, size_t size) {
   return static_cast<std::byte*>(array) + element * size;
 }
 
-/// Moves from this rank to each, the next one first: not all ranks write to one at a time.
-template <typename Add>
-void to_each_in_turn(const Peers& peers, Add add) {
-  for (uint32_t i = 1; i <= peers.size; ++i) add((peers.rank + i) % peers.size);
-}
-
-void add_move(Deliver& job, const void* from, void* to, uint64_t bytes) {
-  if (bytes == 0) return;
-  job.from[job.moves] = from;
-  job.to[job.moves] = to;
-  job.bytes[job.moves++] = bytes;
-}
-
 }  // namespace
 
 Scaling scaling_of(const Scale& scale) {
@@ -61,10 +47,9 @@ Scaling scaling_of(const Scale& scale) {
 }
 
 Fold fold_of(Inputs sources, Outputs destinations, size_t first, size_t count,
-             const Folding& folding, bool raw) {
+             const Folding& folding) {
   const size_t element = size_of(folding.dtype);
   Fold job{.count = count,
-           .raw = raw ? ~uint64_t{0} : 0,
            .source_count = static_cast<uint32_t>(sources.size()),
            .destination_count = static_cast<uint32_t>(destinations.size()),
            .formula = row(folding.op).formula,
@@ -74,26 +59,6 @@ Fold fold_of(Inputs sources, Outputs destinations, size_t first, size_t count,
   for (size_t i = 0; i < destinations.size(); ++i)
     job.destinations[i] = at(destinations[i], first, element);
   return job;
-}
-
-TwoShot all_reduce_in_two(const Peers& peers, Inputs inputs, Outputs outputs, size_t count,
-                          const Folding& folding) {
-  const Slice mine =
-      part({Space::input, 0, count}, static_cast<int>(peers.size), static_cast<int>(peers.rank));
-  return {peers, fold_of(inputs, outputs, mine.offset, mine.count, folding)};
-}
-
-TwoShot reduce_scatter_in_two(const Peers& peers, Inputs inputs, const Slice& mine, void* output,
-                              const Folding& folding) {
-  TwoShot job{peers, fold_of(inputs, {}, mine.offset, mine.count, folding)};
-  job.fold.destination_count = 1;
-  job.fold.destinations[0] = output;
-  return job;
-}
-
-TwoShot broadcast_in_two(const Peers& peers, const void* root_input, Outputs outputs,
-                         size_t bytes) {
-  return all_reduce_in_two(peers, {&root_input, 1}, outputs, bytes, {.dtype = DType::uint8});
 }
 
 OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, Outputs mailboxes,
@@ -109,41 +74,8 @@ OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, O
   return job;
 }
 
-Deliver all_gather(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
-                   size_t element) {
-  const Slice mine = share_of(Collective::all_gather, shape, shape.rank);
-  Deliver job{.peers = peers};
-  to_each_in_turn(peers, [&](uint32_t r) {
-    add_move(job, input, at(outputs[r], mine.offset, element), mine.count * element);
-  });
-  return job;
-}
-
-Deliver all_to_all(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
-                   size_t element) {
-  Deliver job{.peers = peers};
-  to_each_in_turn(peers, [&](uint32_t r) {
-    const int to = static_cast<int>(r);
-    const Slice sent = block_sent(shape, shape.rank, to);
-    const Slice received = block_received(shape, shape.rank, to);
-    add_move(job, at(input, sent.offset, element), at(outputs[r], received.offset, element),
-             sent.count * element);
-  });
-  return job;
-}
-
 std::string kernel_name(std::string_view what, DType dtype) {
   return "farandole_" + std::string(what) + "_" + std::string(name_of(dtype));
-}
-std::string kernel_name(std::string_view what, DType from, DType to) {
-  return kernel_name(what, from) + "_" + std::string(name_of(to));
-}
-
-bool has_cast(DType from, DType to) {
-  const auto is_float = [](DType dtype) {
-    return row(dtype).kind == DTypeKind::half || row(dtype).kind == DTypeKind::floating;
-  };
-  return from == to || (is_float(from) && is_float(to));
 }
 
 namespace {

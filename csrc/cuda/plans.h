@@ -26,38 +26,17 @@ struct Folding {
 
 Scaling scaling_of(const Scale& scale);
 
-/// Elements [first, first + count) of all sources, to all destinations. `raw`: sources are leaves.
-/// `sources` and `destinations` are where the arrays begin.
+/// Elements [first, first + count) of all sources, to all destinations. `sources` and
+/// `destinations` are where the arrays begin.
 Fold fold_of(Inputs sources, Outputs destinations, size_t first, size_t count,
-             const Folding& folding, bool raw = true);
-
-/// Rank r folds part r of all inputs to all outputs; inputs may be outputs.
-TwoShot all_reduce_in_two(const Peers& peers, Inputs inputs, Outputs outputs, size_t count,
-                          const Folding& folding);
-/// `mine` of all inputs to this rank's output.
-TwoShot reduce_scatter_in_two(const Peers& peers, Inputs inputs, const Slice& mine, void* output,
-                              const Folding& folding);
-/// Part r of the root's input to all outputs: each leaves the root once. In bytes, by the kernel
-/// for uint8.
-TwoShot broadcast_in_two(const Peers& peers, const void* root_input, Outputs outputs, size_t bytes);
+             const Folding& folding);
 
 OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, Outputs mailboxes,
                           size_t count, const Folding& folding);
 
-/// The shape's rank's input to where every output has its share. `element`: bytes.
-Deliver all_gather(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
-                   size_t element);
-Deliver all_to_all(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
-                   size_t element);
-
-/// Kernels of one dtype: "farandole_two_shot_float16".
+/// Kernels of one dtype: "farandole_fold_float16".
 std::string kernel_name(std::string_view what, DType dtype);
-/// Kernels of a bucket: "farandole_gather_float32_bfloat16".
-std::string kernel_name(std::string_view what, DType from, DType to);
-/// Whether there are gather and scatter from one to the other.
-bool has_cast(DType from, DType to);
-
-/// Fills first_chunk of each piece and makes the parameters of gather or scatter. Every piece has
+/// Fills first_chunk of each piece and makes the parameters of their copy. Every piece has
 /// elements. `table`: where the pieces will lie on the device.
 Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale);
 
@@ -105,14 +84,14 @@ struct Room {
 
 enum class Work : uint8_t {
   alone,     // fold: blocks that wait for nobody
-  lasting,   // norms, nvls: the same, but each has something to look up or memory of its own
-  exchange,  // two_shot, deliver: blocks that wait for other ranks'
+  lasting,   // norms: the same, but each has memory of its own
+  exchange,  // lanes: blocks that wait for other ranks'
   slots,     // one_shot: the same, and one slot per block and round
 };
 
 /// The most blocks of Work::lasting.
 uint32_t most_lasting_blocks(uint32_t processors);
-/// Blocks of Work::alone for so many chunks: gather, scatter, update.
+/// Blocks of Work::alone for so many chunks: copies, updates.
 uint32_t blocks_for_chunks(uint64_t chunks, uint32_t processors);
 /// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
 /// reads of each.

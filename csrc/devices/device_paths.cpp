@@ -4,7 +4,6 @@
 #include <array>
 
 #include "devices/nccl_plan.h"
-#include "devices/nvls_plan.h"
 #include "devices/step_plan.h"
 #include "schedule/cut.h"
 #include "schedule/planners.h"
@@ -80,25 +79,15 @@ double spin_seconds(const DeviceQuestion& q) {
   return 5 * kCall + kMeeting + bytes / kPeers;
 }
 
-/// How often the data cross a link where a switch folds: a device sends its input, and its part of
-/// the result once for all.
-double crossings_by_switch(const DeviceQuestion& q) { return 1 + 1.0 / q.ranks; }
-
-/// One kernel launch, in which ranks pass data along. With more than two ranks NCCL, too, lets a
-/// switch fold where it can (according to its sources).
+/// One kernel launch, in which ranks pass data along. With more than two ranks NCCL lets a switch
+/// fold (according to its sources): a device sends its input, and its part of the result once for
+/// all.
 double nccl_seconds(const DeviceQuestion& q) {
-  const bool by_switch = q.spec.kind == Collective::all_reduce && q.ranks > 2 &&
-                         q.no_nvls.empty() && q.no_buckets.empty();
+  const bool by_switch =
+      q.spec.kind == Collective::all_reduce && q.ranks > 2 && q.switched && q.no_buckets.empty();
   const double sent =
-      by_switch ? crossings_by_switch(q) * static_cast<double>(q.bytes) : sent_bytes(q);
+      by_switch ? (1 + 1.0 / q.ranks) * static_cast<double>(q.bytes) : sent_bytes(q);
   return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + sent / kPeers;
-}
-
-/// As step_seconds(), but the switch folds.
-double nvls_seconds(const DeviceQuestion& q) {
-  const auto bytes = static_cast<double>(q.bytes);
-  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
-         crossings_by_switch(q) * bytes / kPeers;
 }
 
 /// A message in a slot is there after one hop, and is heard of after another.
@@ -149,9 +138,7 @@ constexpr std::array kPaths{
                spin_seconds},
     DevicePath{DeviceWay::lanes, "lanes",
                "a schedule by one kernel on each rank, as the host runs it", lanes_seconds},
-    DevicePath{DeviceWay::nccl, "nccl", "by NCCL, in an order of folds of its own", nccl_seconds},
-    DevicePath{DeviceWay::nvls, "nvls", "as step, folded by the switch in an order of its own",
-               nvls_seconds}};
+    DevicePath{DeviceWay::nccl, "nccl", "by NCCL, in an order of folds of its own", nccl_seconds}};
 
 /// The path that was asked for, or the nearest one that can run this. Nothing if none was.
 std::optional<DeviceWay> forced(const DeviceQuestion& q) {
@@ -175,14 +162,6 @@ std::string why_not_nccl(const DeviceQuestion& q) {
   if (q.level == Determinism::canonical && q.asked.way != "nccl")
     return "is taken at level 'fast', or by name";
   return "";
-}
-
-std::string why_not_nvls(const DeviceQuestion& q) {
-  if (std::string why = why_not_by_nvls(q.spec, q.dtype); !why.empty()) return why;
-  if (std::string why = why_not_of_level(DeviceWay::nvls, q.spec.kind, q.level); !why.empty())
-    return why;
-  if (q.ranks == 1) return "takes two ranks at least";
-  return std::string(q.no_nvls);
 }
 
 std::string why_not_spin(const DeviceQuestion& q) {
@@ -252,9 +231,8 @@ std::string_view name_of(DeviceWay way) { return kPaths.at(static_cast<size_t>(w
 
 std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level) {
   if (level == Determinism::fast || !folds(kind)) return "";
-  if (way != DeviceWay::nccl && way != DeviceWay::nvls) return "";
-  return std::string(way == DeviceWay::nccl ? "NCCL" : "the switch") +
-         " folds in an order of its own, and level 'canonical' promises bits";
+  if (way != DeviceWay::nccl) return "";
+  return "NCCL folds in an order of its own, and level 'canonical' promises bits";
 }
 
 std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
@@ -264,7 +242,6 @@ std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
     return "runs no schedule by its name";
   if (path.way == DeviceWay::nccl) return why_not_nccl(q);
   if (!q.no_buckets.empty()) return std::string(q.no_buckets);
-  if (path.way == DeviceWay::nvls) return why_not_nvls(q);
   if (path.way == DeviceWay::lanes) return why_not_lanes(q);
   return path.way == DeviceWay::spin ? why_not_spin(q) : "";
 }

@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-enum class DeviceWay : uint8_t { staged, step, spin, lanes, nccl, nvls };
+enum class DeviceWay : uint8_t { staged, step, spin, lanes, nccl };
 
 /// The choice of the caller: a path, by a call's `algorithm` or FARANDOLE_DEVICE_PATH, and a
 /// planner, by the algorithm. Devices run the planner's schedule, or the host does.
@@ -32,7 +32,7 @@ struct DeviceQuestion {
   int ranks = 1;
   std::string_view no_buckets = "";  // why devices cannot fold each other's buckets
   std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
-  std::string_view no_nvls = "";     // likewise, why no switch folds
+  bool switched = false;             // a switch joins all ranks' devices, and folds for NCCL
   size_t spin_bytes = 0;    // that a kernel which waits for others can take; 0: there is none
   Shape shape{};            // as schedules are for; its counts live as long
   CudaLaneRoom lanes{};     // no lanes: there is no such kernel for schedules

@@ -27,21 +27,6 @@ void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
   }
 }
 
-PeerOffer DeviceExchange::offer_nvls() {
-  PeerOffer mine;
-  CudaNvls offered{};
-  int32_t descriptor = -1;
-  ask_cuda(library_.offer_nvls, exchange_.get(), &offered, &descriptor);
-  mine.descriptor = Fd(descriptor);
-  mine.put(offered);
-  return mine;
-}
-
-void DeviceExchange::join_nvls(const PeerOffered& first) {
-  const auto offered = first.get<CudaNvls>();
-  ask_cuda(library_.join_nvls, exchange_.get(), &offered, first.descriptor);
-}
-
 void DeviceExchange::find_nccl() {
   CudaNcclLibrary found{};
   ask_cuda(library_.find_nccl, &found);

@@ -107,17 +107,6 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   /// After ranks have failed: ends their waits. To be called again until all is complete.
   void drain() { ask_cuda(library_.drain, exchange_.get()); }
 
-  // ---- by a switch (NVLS) ----
-
-  /// A CudaNvls, and on the first rank a descriptor. Throws where this rank has no part in it.
-  PeerOffer offer_nvls();
-  void join_nvls(const PeerOffered& first);
-  /// Once all have joined.
-  void bind_nvls() { ask_cuda(library_.bind_nvls, exchange_.get()); }
-  void run_nvls(const CudaPiece& piece) { ask_cuda(library_.run_nvls, exchange_.get(), &piece); }
-  /// Where ranks could not set it up.
-  void close_nvls() noexcept { library_.close_nvls(exchange_.get()); }
-
   // ---- by NCCL ----
 
   /// Throws where this rank has none.

@@ -7,7 +7,6 @@
 #include "base/fixed_text.h"
 #include "base/log.h"
 #include "devices/nccl_plan.h"
-#include "devices/nvls_plan.h"
 #include "devices/staged_copies.h"
 #include "schedule/cut.h"
 
@@ -15,8 +14,8 @@ namespace farandole {
 namespace {
 
 constexpr auto kSoon = std::chrono::milliseconds(1);
-// Within the steps: how ranks come by NCCL, and by a multicast object, which takes two keys.
-constexpr uint64_t kNcclNumber = 1, kNvlsNumber = 2;
+// The number of the meeting for NCCL, within the steps.
+constexpr uint64_t kNcclNumber = 1;
 
 bool needs_parting(const PeerOffer& bucket) {
   CudaShare share;
@@ -43,8 +42,12 @@ StepBackend::StepBackend(const Engine& engine, const Membership& membership, uin
   if (!no_buckets_.empty()) return;
   meeting_.emplace(engine.host(), membership_, key_, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {
-                     for (const PeerOffered& theirs : all)
-                       must_part_ |= theirs.get<CudaShare>().by_handle != 0;
+                     switched_ = true;
+                     for (const PeerOffered& theirs : all) {
+                       const auto share = theirs.get<CudaShare>();
+                       must_part_ |= share.by_handle != 0;
+                       switched_ &= share.multicast != 0;
+                     }
                      exchange_->map_all(membership_.rank, all);
                    });
 }
@@ -71,11 +74,6 @@ Progress StepBackend::poll(TimePoint until) {
       const bool moved = meet_in_nccl();
       if (!nccl_->done()) return moved ? Progress::moved : Progress::idle;
       if (!no_nccl_.empty()) return Progress::moved;  // and is chosen for again
-    }
-    if (way_ == DeviceWay::nvls && !begun_) {
-      const bool moved = meet_in_nvls();
-      if (!nvls_->done()) return moved ? Progress::moved : Progress::idle;
-      if (!no_nvls_.empty()) return Progress::moved;  // likewise
     }
     if (!begun_) {
       if (!exchange_->has_room()) return wait_for_room();
@@ -120,10 +118,6 @@ void StepBackend::end_meeting() {
 }
 
 void StepBackend::stop_meeting() {
-  if (nvls_ && !nvls_->done()) {
-    no_nvls_ = "a rank has left its devices";
-    nvls_.reset();
-  }
   if (!meeting_) return;
   no_buckets_ = "a rank has left its devices";
   end_meeting();
@@ -149,18 +143,6 @@ bool StepBackend::meet_in_nccl() {
   }
   const bool moved = nccl_->poll();
   if (nccl_->done()) no_nccl_ = nccl_->refusal();
-  return moved;
-}
-
-/// As meet_in_nccl(), for a switch. Ranks use each other's memory from then on.
-bool StepBackend::meet_in_nvls() {
-  if (!nvls_)
-    nvls_.emplace(engine_.host(), membership_, stream_key(key_, kNvlsNumber), exchange_,
-                  is_asked(DeviceWay::nvls));
-  const bool moved = nvls_->poll();
-  if (!nvls_->done()) return moved;
-  no_nvls_ = nvls_->refusal();
-  if (auto parting = nvls_->take_parting()) parting_ = std::move(parting);
   return moved;
 }
 
@@ -197,7 +179,7 @@ void StepBackend::choose() {
   DeviceQuestion question = question_of(spec_here(), o.input.dtype, o.level, shape_here(), asked());
   question.no_buckets = no_buckets_;
   question.no_nccl = no_nccl_;
-  question.no_nvls = no_nvls_;
+  question.switched = switched_;
   question.spin_bytes = spin_bytes();
   question.staged_piece = engine_.options().staged_piece_bytes;
   question.apart = !arrays_->together.empty();
@@ -217,14 +199,13 @@ void StepBackend::choose() {
 /// Lanes cut the whole, and no shares.
 bool StepBackend::goes_in_pieces() const {
   if (way_ == DeviceWay::lanes) return is_cut_by_elements(operation_->kind);
-  return way_ == DeviceWay::step || way_ == DeviceWay::nvls;
+  return way_ == DeviceWay::step;
 }
 
 void StepBackend::begin() {
   const bool lanes = way_ == DeviceWay::lanes;
-  pieces_ =
-      StepPieces(*operation_, shape_here(), *arrays_, lanes ? lane_room_.piece_bytes : piece_bytes_,
-                 way_ == DeviceWay::nvls ? kNvlsGrain : 1);
+  pieces_ = StepPieces(*operation_, shape_here(), *arrays_,
+                       lanes ? lane_room_.piece_bytes : piece_bytes_);
   count_ = goes_in_pieces() ? pieces_.size() : 1;
   exchange_->begin(*arrays_->moments, lanes ? 1 : count_);
   watch_.add(in_flight());
@@ -253,7 +234,6 @@ void StepBackend::run_piece(size_t index) {
   CudaPiece piece = pieces_[index];
   piece.strand = static_cast<int32_t>(index % kCudaStrands);
   if (way_ == DeviceWay::step) return exchange_->run(piece);
-  if (way_ == DeviceWay::nvls) return exchange_->run_nvls(piece);
   piece.count = operation_->count;
   exchange_->spin(piece, is_asked(way_));
 }
@@ -328,7 +308,6 @@ void StepBackend::end() {
 
 std::vector<int> StepBackend::lacking() const {
   if (meeting_) return meeting_->silent();
-  if (nvls_ && !nvls_->done()) return nvls_->silent();
   return nccl_ ? nccl_->silent() : std::vector<int>();
 }
 

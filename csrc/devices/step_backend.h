@@ -1,8 +1,7 @@
 // Collectives on arrays of devices, step by step in the devices' streams: into the bucket, meet,
 // fold the own part of all buckets, meet, out of the bucket. The host launches the steps and waits
 // for none of them; no two ranks' kernels have to run at once. Where they may, one kernel does all
-// of a small all-reduce or runs a schedule, or NCCL does all of any; and where devices are joined
-// by a switch, that may fold in a kernel's place.
+// of a small all-reduce or runs a schedule, or NCCL does all of any.
 #pragma once
 
 #include <memory>
@@ -12,7 +11,6 @@
 
 #include "devices/device_paths.h"
 #include "devices/nccl_meeting.h"
-#include "devices/nvls_meeting.h"
 #include "devices/step_pieces.h"
 #include "devices/step_watch.h"
 #include "stream/backend.h"
@@ -49,7 +47,7 @@ class StepBackend : public Backend {
   std::string_view name() const override { return "devices"; }
   bool can_run(const Operation&) const override { return true; }
   void refuse(const Operation&) const override {}
-  std::string ways_for(const Operation&) const override { return "step, spin, lanes, nccl, nvls"; }
+  std::string ways_for(const Operation&) const override { return "step, spin, lanes, nccl"; }
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
   std::string declined() const override { return declined_; }
@@ -65,7 +63,6 @@ class StepBackend : public Backend {
   void end_meeting();
   DeviceAsked asked() const;
   bool meet_in_nccl();
-  bool meet_in_nvls();
   bool goes_in_pieces() const;
   bool is_asked(DeviceWay way) const;
   Shape shape_here() const;
@@ -91,11 +88,10 @@ class StepBackend : public Backend {
   std::optional<PeerMeeting> meeting_;  // until all have met, where they do
   std::string no_buckets_;              // why none; the same on all ranks
   bool must_part_ = false;
+  bool switched_ = false;               // a switch joins all of them
   std::optional<PeerParting> parting_;  // once they have met
   std::optional<NcclMeeting> nccl_;     // from the first operation that would go by NCCL
   std::string no_nccl_;                 // likewise
-  std::optional<NvlsMeeting> nvls_;     // this and the next: the same of a switch
-  std::string no_nvls_;
 
   // The operation in flight.
   const Operation* operation_ = nullptr;

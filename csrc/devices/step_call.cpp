@@ -113,9 +113,7 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 void check_level_of_way(const Group& group, const Options& o) {
   const DeviceAsked asked = asked_of(group, o);
   const auto way = device_way_named(asked.way);
-  if (!way || !asked.planner.empty() ||
-      (way == DeviceWay::nvls && o.kind != Collective::all_reduce))
-    return;
+  if (!way || !asked.planner.empty()) return;
   const std::string why = why_not_of_level(*way, o.kind, o.level.value_or(group.defaults().level));
   if (!why.empty())
     throw Error(

@@ -1,7 +1,5 @@
 #include "devices/step_pieces.h"
 
-#include <algorithm>
-
 #include "fold/fold.h"
 #include "schedule/slicing.h"
 
@@ -27,7 +25,7 @@ bool own_stays(Collective kind, const Shape& shape, const StepArrays& arrays) {
 }  // namespace
 
 StepPieces::StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
-                       size_t piece_bytes, size_t grain)
+                       size_t piece_bytes)
     : arrays_(&arrays), count_(operation.count) {
   const DType dtype = operation.input.dtype;
   const bool apart = !arrays.together.empty() || !arrays.updates.empty();
@@ -37,9 +35,8 @@ StepPieces::StepPieces(const Operation& operation, const Shape& shape, const Ste
            .piece_bytes = piece_bytes,
            .in_place = arrays.in_place,
            .apart = apart,
-           .own_stays = own_stays(operation.kind, shape, arrays) && !apart && grain == 1,
+           .own_stays = own_stays(operation.kind, shape, arrays) && !apart,
            .updates = !arrays.updates.empty(),
-           .grain = std::max<size_t>(1, grain / size_of(dtype)),
            .tile = arrays.norm ? kEpilogueBytes / size_of(dtype) : 0};
   common_.input = arrays.input;
   common_.output = arrays.output;

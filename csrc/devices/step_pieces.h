@@ -54,9 +54,9 @@ std::string title_of(const Operation& operation, uint32_t sequence);
 class StepPieces {
  public:
   StepPieces() = default;
-  /// `shape` is the operation's, and refers to it. `grain`: of parts of an all-reduce, in bytes.
+  /// `shape` is the operation's, and refers to it.
   StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
-             size_t piece_bytes, size_t grain = 1);
+             size_t piece_bytes);
 
   const Shape& shape() const { return step_.shape; }
   size_t size() const { return pieces_of(step_); }

@@ -59,10 +59,9 @@ struct Cutting {
 
   /// Every rank folds a part, to buckets.
   void cut_parts(int to) {
-    const size_t count = whole().count, grains = (count + s.grain - 1) / s.grain;
-    const Slice mine = part({Space::input, 0, grains}, s.shape.size, me());
-    piece.first = std::min(count, mine.offset * s.grain);
-    piece.count = std::min(count - piece.first, mine.count * s.grain);
+    const Slice mine = part({Space::input, 0, whole().count}, s.shape.size, me());
+    piece.first = mine.offset;
+    piece.count = mine.count;
     piece.folds_to = to;
   }
   /// Where this rank's part stays, nobody else touches it: only elements before and behind it move.

@@ -20,7 +20,6 @@ struct StepShape {
   bool apart = false;      // input and output are several arrays
   bool own_stays = false;  // this rank's part is folded from and to where the arrays have it
   bool updates = false;    // an all-reduce whose sums each rank makes new values of, in its part
-  size_t grain = 1;        // elements: an all-reduce's parts begin at multiples of it
   size_t tile = 0;  // elements; not 0: sums are looked at by such tiles, and there are no values
 };
 

@@ -28,7 +28,7 @@ __all__ = [
     "why_not",
 ]
 
-_VERSION = 15  # of the table: csrc/base/cuda_table.h
+_VERSION = 16  # of the table: csrc/base/cuda_table.h
 
 
 class _Failure(ctypes.Structure):
@@ -59,26 +59,6 @@ class _NcclLibrary(ctypes.Structure):
     _fields_ = [("version", ctypes.c_int32), ("file", ctypes.c_char * 512)]
 
 
-class _Measurement(ctypes.Structure):
-    """The question to the device, and what was measured: csrc/base/cuda_table.h."""
-
-    _fields_ = [
-        ("device", ctypes.c_int32),
-        ("what", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("bucket_dtype", ctypes.c_int32),
-        ("ranks", ctypes.c_int32),
-        ("parts", ctypes.c_int32),
-        ("rounds", ctypes.c_int32),
-        ("bytes", ctypes.c_uint64),
-        ("piece_bytes", ctypes.c_uint64),
-        ("right", ctypes.c_int32),
-        ("moved", ctypes.c_uint64),
-        ("device_seconds", ctypes.c_double),
-        ("host_seconds", ctypes.c_double),
-    ]
-
-
 class _Table(ctypes.Structure):  # its head: what follows is the native core's
     _fields_ = [
         ("version", ctypes.c_uint32),
@@ -97,12 +77,6 @@ class _Table(ctypes.Structure):  # its head: what follows is the native core's
             "find_nccl",
             ctypes.CFUNCTYPE(
                 ctypes.c_int32, ctypes.POINTER(_NcclLibrary), ctypes.POINTER(_Failure)
-            ),
-        ),
-        (
-            "measure",
-            ctypes.CFUNCTYPE(
-                ctypes.c_int32, ctypes.POINTER(_Measurement), ctypes.POINTER(_Failure)
             ),
         ),
     ]
@@ -204,13 +178,6 @@ def nccl_library() -> NcclLibrary:
     major, rest = divmod(told.version, 10000)
     minor, patch = divmod(rest, 100)
     return NcclLibrary((major, minor, patch), told.file.decode(errors="replace"))
-
-
-def _measure(measurement: _Measurement) -> None:
-    """Fills in the answers. Takes a while, and memory of the device. Raises as ``devices()``, and
-    ResourceError where that memory is not there.
-    """
-    _ask(_table().measure, ctypes.byref(measurement))
 
 
 def _address() -> int:

@@ -1,6 +1,6 @@
 """Looks for faults in the kernels' PTX that no run on a host can show.
 
-    check_ptx.py build/farandole_cuda.ptx build/farandole_nvls.ptx
+    check_ptx.py build/farandole_cuda.ptx
 
 Scopes narrower than the system's, the non-coherent cache, contracted or flushed arithmetic, and
 accesses to peers' memory that went past the accessors of csrc/cuda/kernels/device.h.
@@ -16,8 +16,6 @@ from pathlib import Path
 FORBIDDEN = {
     r"\bld\.(global\.)?nc\b": "reads through the cache that nobody invalidates",
     r"\b(ld|st|atom|red|fence|membar)\b[\w.]*\.(gpu|cta|cluster|gl)\b": "stays on the device",
-    r"\bmultimem\.(?!\w+\.relaxed\.sys\.global\.)": "has not the whole system's scope",
-    r"\bmultimem\.ld_reduce\.[\w.]*\.add(?!\.acc::f32)[\w.]*\.b?f16x2\b": "adds halves as halves",
     r"\b(ld|st)\b[\w.]*\.volatile\b": "has no stated scope",
     r"\bfma\.r\w[\w.]*\.f(32|64)\b": "rounds once where two roundings are promised",
     r"\.ftz\b": "flushes subnormals",
@@ -25,18 +23,14 @@ FORBIDDEN = {
 }
 # An instruction that each matching kernel must have.
 NEEDED = {
-    r"farandole_(two_shot|one_shot|lanes|deliver|await|graph_pass)": "ld.acquire.sys.global",
-    r"farandole_(two_shot|one_shot|lanes|deliver|(graph_)?arrive)": "st.release.sys.global",
+    r"farandole_(one_shot|lanes|await|graph_pass)": "ld.acquire.sys.global",
+    r"farandole_(one_shot|lanes|(graph_)?arrive)": "st.release.sys.global",
     r"farandole_graph_(begin|end)": "atom.acq_rel.sys.global.add",
-    r"farandole_(two_shot|one_shot|lanes|deliver)": "ld.relaxed.sys.global.v4",
-    r"farandole_nvls": "multimem.ld_reduce.relaxed.sys.global.add",
-    r"farandole_nvls_u?int": "multimem.ld_reduce.relaxed.sys.global.max",
-    r"farandole_nvls_\w+": "multimem.st.relaxed.sys.global.v4",
-    r"farandole_nvls_": "fence.proxy.alias",
+    r"farandole_(fold|one_shot|lanes)": "ld.relaxed.sys.global.v4",
 }
 # These kernels move 16 bytes at a time by the accessors alone, which name their scope. One-shot
 # also reads and writes arrays of its own device.
-REACHES_PEERS = re.compile(r"farandole_(two_shot|lanes|deliver)")
+REACHES_PEERS = re.compile(r"farandole_(fold|lanes)")
 PLAIN_BULK = re.compile(r"\b(ld|st)(\.global)?\.(v4\.[bfu]32|v2\.[bfu]64)\b")
 ENTRY = re.compile(r"\.entry (\w+)\(([^)]*)\)", re.DOTALL)
 

@@ -77,19 +77,3 @@ def by_nccl(by_steps: Start, fake_nccl: str) -> Start:
         return by_steps(size, **{**told, **apart, **env})
 
     return started
-
-
-@pytest.fixture
-def by_nvls(by_steps: Start) -> Start:
-    """Ranks of level fast with a device each, which a switch joins."""
-
-    def started(size: int, **env: str) -> World:
-        told = {
-            "FARANDOLE_DEVICE_PATH": "nvls",
-            "FARANDOLE_LEVEL": "fast",
-            "FAKE_CUDA_MULTICAST": "1",
-            "FAKE_CUDA_DEVICES": str(size),
-        }
-        return by_steps(size, **{**told, **env})
-
-    return started

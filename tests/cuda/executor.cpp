@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "cuda/kernels/device.h"
-#include "cuda/kernels/multimem.h"
 #include "fiber.h"
 
 namespace farandole::cuda {
@@ -57,7 +56,6 @@ void check(const Launch& launch) {
     refuse(std::string(launch.kernel->name) + " takes " +
            std::to_string(launch.kernel->parameter_bytes) + " bytes, not " +
            std::to_string(launch.parameters.size()));
-  if (launch.shared_bytes != 0) refuse("kernels size their shared memory themselves");
   if (launch.grid.x == 0 || launch.grid.y != 1 || launch.grid.z != 1) refuse("grid");
   if (launch.block.x == 0 || launch.block.x > 1024 || launch.block.y != 1 || launch.block.z != 1)
     refuse("block");
@@ -274,8 +272,6 @@ thread_local Executor* Executor::current_ = nullptr;
 
 void nothing_follows(std::size_t) {}
 
-std::atomic<FindMembers> find_members{nullptr};
-
 }  // namespace
 
 const Kernel* kernel_named(std::string_view name) {
@@ -338,23 +334,12 @@ Launch host_step(const std::function<void()>& work) {
                                     (*to_do)();
                                   }};
   const Work pointer = &work;
-  Launch launch{&kKernel, {}, {}, 0, std::vector<std::byte>(sizeof pointer)};
+  Launch launch{&kKernel, {}, {}, std::vector<std::byte>(sizeof pointer)};
   std::memcpy(launch.parameters.data(), &pointer, sizeof pointer);
   return launch;
 }
 
-void set_multicast(FindMembers find) { find_members = find; }
-
 namespace host {
-Members members_at(const void* address, size_t bytes) {
-  const FindMembers find = find_members;
-  if (find == nullptr)
-    throw std::logic_error("a kernel uses a multicast object, and there is none");
-  const std::vector<void*> found = find(address, bytes);
-  Members all{static_cast<uint32_t>(found.size()), {}};
-  std::ranges::copy(found, all.at);
-  return all;
-}
 Indices indices() { return Executor::current().thread().indices; }
 uint32_t barrier(bool mine) { return Executor::current().barrier(mine); }
 void spins() { Executor::current().spins(); }

@@ -30,7 +30,6 @@ struct Dim {
 struct Launch {
   const Kernel* kernel = nullptr;
   Dim grid, block;                    // kernels are one-dimensional: y and z are 1
-  std::size_t shared_bytes = 0;       // dynamic shared memory: no kernel has any
   std::vector<std::byte> parameters;  // parameter_bytes of them
 };
 
@@ -53,11 +52,6 @@ using Stream = std::vector<Launch>;
 /// did comes before the next one of its stream, and before nothing else.
 void run_together(std::span<const Stream> streams, std::uint64_t seed);
 
-/// Finds the memory of each member that is bound to a multicast object at an address, for so many
-/// bytes. Empty: nothing is bound there, and loads are zeros.
-using FindMembers = std::vector<void*> (*)(const void* address, std::size_t bytes);
-void set_multicast(FindMembers find);
-
 /// Work of the host between launches of a stream. `work` outlives the run.
 Launch host_step(const std::function<void()>& work);
 
@@ -66,7 +60,7 @@ template <typename Parameters>
 Launch launch_of(std::string_view kernel, const Parameters& parameters, std::uint32_t blocks,
                  std::uint32_t threads) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&parameters);
-  return {kernel_named(kernel), {blocks}, {threads}, 0, {bytes, bytes + sizeof parameters}};
+  return {kernel_named(kernel), {blocks}, {threads}, {bytes, bytes + sizeof parameters}};
 }
 
 }  // namespace farandole::cuda

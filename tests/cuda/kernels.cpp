@@ -4,7 +4,6 @@
 #include "cuda/kernels/graph.cuh"
 #include "cuda/kernels/lanes.cuh"
 #include "cuda/kernels/norm.cuh"
-#include "cuda/kernels/nvls.cuh"
 #include "cuda/kernels/update.cuh"
 #include "executor.h"
 
@@ -15,7 +14,6 @@ std::span<const Kernel> kernels() {
 #define KERNEL(name, Parameters, function) \
   {#name, sizeof(Parameters),              \
    [](const void* parameters) { (function)(*static_cast<const Parameters*>(parameters)); }},
-#include "cuda/kernels/nvls_table.h"
 #include "cuda/kernels/table.h"
 #undef KERNEL
   };

@@ -148,7 +148,7 @@ struct StepRanks {
   explicit StepRanks(int size, StepsRun run = StepsRun::now) : context(fresh.context()) {
     for (int r = 0; r < size; ++r) {
       all.emplace_back(context, r, size, doorbell.get(), run);
-      all.back().exchange.open_bucket(kImage, nullptr);
+      all.back().exchange.open_bucket(kImage);
     }
     for (int r = 0; r < size; ++r)
       for (int other = 0; other < size; ++other)

@@ -189,7 +189,7 @@ TEST(captured_steps_need_streams_that_wait_and_memory_by_descriptors) {
     fake().configure(setting, "0");
     const Fd doorbell = make_event_fd();
     StepRank rank(fresh.context(), 0, 2, doorbell.get(), StepsRun::in_graphs);
-    CHECK_THROWS(rank.exchange.open_bucket(kImage, nullptr), Error,
+    CHECK_THROWS(rank.exchange.open_bucket(kImage), Error,
                  e.code() == ErrorCode::device && contains(e.verdict(), why) &&
                      contains(e.verdict(), "CUDA graphs"));
   }

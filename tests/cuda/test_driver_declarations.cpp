@@ -72,10 +72,6 @@ static_assert(offsetof(PhysicalProperties, handle_types) ==
               offsetof(CUmemAllocationProp, requestedHandleTypes));
 static_assert(offsetof(PhysicalProperties, flags) == offsetof(CUmemAllocationProp, allocFlags));
 static_assert(offsetof(MemoryAccess, flags) == offsetof(CUmemAccessDesc, flags));
-static_assert(offsetof(MulticastProperties, bytes) == offsetof(CUmulticastObjectProp, size));
-static_assert(offsetof(MulticastProperties, handle_types) ==
-              offsetof(CUmulticastObjectProp, handleTypes));
-static_assert(offsetof(MulticastProperties, flags) == offsetof(CUmulticastObjectProp, flags));
 using Write = decltype(CUstreamBatchMemOpParams::writeValue);
 using Wait = decltype(CUstreamBatchMemOpParams::waitValue);
 static_assert(offsetof(MemoryOperation, address) == offsetof(Write, address));
@@ -92,7 +88,6 @@ static_assert(kByDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kReadAndWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(kNotCaptured == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(kMinimumGranularity == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-static_assert(kMinimumGranularity == CU_MULTICAST_GRANULARITY_MINIMUM);
 static_assert(kIpcLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 static_assert(kHostPortable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(kHostPortable == CU_MEMHOSTREGISTER_PORTABLE);
@@ -103,13 +98,11 @@ static_assert(kWaitUntilReached == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(kEventTimed == CU_EVENT_DEFAULT && kEventUntimed == CU_EVENT_DISABLE_TIMING);
 static_assert(kOrdinalOfPointer == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(kMostThreadsOfFunction == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-static_assert(kMostDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kJitErrorLog == CU_JIT_ERROR_LOG_BUFFER);
 static_assert(kJitErrorLogBytes == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY && kDeinitialized == CUDA_ERROR_DEINITIALIZED);
 static_assert(kNotSupported == CUDA_ERROR_NOT_SUPPORTED && kNoDevice == CUDA_ERROR_NO_DEVICE);
 static_assert(kInvalidDevice == CUDA_ERROR_INVALID_DEVICE && kNotFound == CUDA_ERROR_NOT_FOUND);
-static_assert(kSystemNotReady == CUDA_ERROR_SYSTEM_NOT_READY);
 
 }  // namespace
 #endif
@@ -119,7 +112,6 @@ TEST(declarations_are_those_of_the_driver) {
   // Checks without CUDA's headers: the layouts that drivers have had since 10.2.
   CHECK_EQUAL(sizeof(PhysicalProperties), 32U);
   CHECK_EQUAL(sizeof(MemoryAccess), 12U);
-  CHECK_EQUAL(sizeof(MulticastProperties), 32U);
   CHECK_EQUAL(sizeof(DeviceUuid), 16U);
   CHECK_EQUAL(sizeof(IpcMemoryHandle), 64U);
 }

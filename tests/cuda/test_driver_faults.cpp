@@ -13,7 +13,6 @@
 #include "cuda/driver/event.h"
 #include "cuda/driver/memory.h"
 #include "cuda/driver/module.h"
-#include "cuda/driver/multicast.h"
 #include "cuda/driver/peer_memory.h"
 #include "cuda/driver/stream.h"
 #include "fake.h"
@@ -27,21 +26,7 @@ using testing::FreshDriver;
 namespace {
 
 constexpr size_t kWords = 16;
-constexpr uint32_t kAnswer = 0x05050505 + 2;
-
-/// A multicast object of one device, as two processes have it.
-struct Switched {
-  size_t bytes;
-  std::unique_ptr<Multicast> made, taken;
-  explicit Switched(const std::shared_ptr<const DeviceContext>& context)
-      : bytes(Multicast::whole_bytes(*context, 1, kWords)),
-        made(Multicast::make(context, 1, bytes)),
-        taken(Multicast::from(context, made->descriptor(), 1, bytes)) {
-    taken->add_device();
-    taken->bind();
-    CHECK(taken->own() != 0 && taken->all() != 0 && taken->own() != taken->all());
-  }
-};
+constexpr uint32_t kAnswer = 0x05050505 + 1;
 
 /// Uses every function that there is; what comes out of it.
 uint32_t use_all(const FreshDriver& fresh) {
@@ -58,18 +43,13 @@ uint32_t use_all(const FreshDriver& fresh) {
     exported.id.process = 1;
     peer = peers.map(exported);
   }
-  std::optional<Switched> switched;
-  if (context->device().multicast) switched.emplace(context);
   const DeviceAddress& seen = peer ? static_cast<const DeviceAddress&>(*peer) : *shared;
   const PinnedMemory result(context, kWords * 4);
   alignas(4096) static std::byte pages[4096];
   const RegisteredPages registered(context, pages);
 
   const auto module = DeviceModule::load(context, "fake image");
-  DeviceFunction add = module->function("test_add");
-  add.allow_shared(1 << 10);
-  LaunchShape shape{1, 32};
-  shape.cooperative = add.resident_blocks(32) < 1;
+  const DeviceFunction add = module->function("test_add");
 
   CompletionCount done(context);
   DeviceStream producer(context), reducer(context);
@@ -80,9 +60,7 @@ uint32_t use_all(const FreshDriver& fresh) {
   producer.copy(shared->address(), own->address(), kWords * 4);
   ready.record(producer);
   reducer.wait(ready);
-  add.launch(reducer, shape, parameters);
-  shape.cooperative = true;
-  add.launch(reducer, shape, parameters);
+  add.launch(reducer, {1, 32}, parameters);
   reducer.copy(registered.address(), seen.address(), kWords * 4);
   reducer.copy(result.address(), registered.address(), kWords * 4);
   const uint32_t number = done.mark(reducer);
@@ -109,16 +87,14 @@ uint32_t use_all(const FreshDriver& fresh) {
 void prepare(bool virtual_memory) {
   fake().configure("devices", "2");
   fake().configure("virtual_memory", virtual_memory ? "1" : "0");
-  fake().configure("multicast", virtual_memory ? "1" : "0");
 }
 
 /// Called by destructors, where nobody is there to be thrown at; cuCtxPushCurrent and
 /// cuStreamSynchronize also elsewhere.
 const std::set<std::string> kFreeing = {
-    "cuMemFree",          "cuMemFreeHost",  "cuMemHostUnregister", "cuMemRelease",
-    "cuMemAddressFree",   "cuMemUnmap",     "cuMulticastUnbind",   "cuStreamDestroy",
-    "cuEventDestroy",     "cuModuleUnload", "cuCtxPushCurrent",    "cuDevicePrimaryCtxRelease",
-    "cuStreamSynchronize"};
+    "cuMemFree",        "cuMemFreeHost",    "cuMemHostUnregister",       "cuMemRelease",
+    "cuMemAddressFree", "cuMemUnmap",       "cuStreamDestroy",           "cuEventDestroy",
+    "cuModuleUnload",   "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuStreamSynchronize"};
 
 /// Their failure is no error: a way around, another answer, or nothing to be done (a context that
 /// we have pushed ourselves).

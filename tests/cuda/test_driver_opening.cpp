@@ -182,9 +182,6 @@ TEST(each_function_may_be_missing) {
 #undef X
   CHECK(bind_without("").have_virtual_memory());
   CHECK(!bind_without("cuMemMap").have_virtual_memory());
-  CHECK(bind_without("").have_multicast());
-  for (const char* name : {"cuMulticastCreate", "cuMulticastUnbind", "cuMemMap"})
-    CHECK(!bind_without(name).have_multicast());
 }
 
 TEST(functions_are_found_by_the_driver_and_by_their_symbols) {

@@ -307,30 +307,6 @@ TEST(kernels_are_loaded_into_a_context_once) {
   CHECK_EQUAL(fake().calls("cuModuleLoadDataEx"), 2U);
 }
 
-TEST(kernels_that_all_run_at_once_are_bounded) {
-  const FreshDriver fresh;
-  const auto context = fresh.context();
-  DeviceFunction add = DeviceModule::load(context, kImage)->function("test_add");
-  CHECK_EQUAL(add.resident_blocks(256), 4 * 8);
-  add.allow_shared(100 << 10);
-  CHECK_EQUAL(add.resident_blocks(256, 100 << 10), 4 * 2);
-  CHECK_THROWS(add.allow_shared(300 << 10), Error,
-               contains(e.verdict(), "cannot give test_add 307200 bytes of shared memory"));
-  const PinnedMemory memory(context, 4);
-  const DeviceStream stream(context);
-  const TestAdd parameters{as_pointer<uint32_t>(memory.address()), 1, 5};
-  LaunchShape shape{32, 256};
-  shape.cooperative = true;
-  add.launch(stream, shape, parameters);
-  shape.blocks = 33;
-  CHECK_THROWS(add.launch(stream, shape, parameters), Error,
-               contains(e.verdict(),
-                        "cannot launch test_add on device 0 (Fake GPU): the device "
-                        "cannot run all blocks of the kernel at once"));
-  stream.synchronize();
-  CHECK_EQUAL(words(memory)[0], 5U);
-}
-
 TEST(images_that_are_no_kernels_are_refused) {
   const FreshDriver fresh;
   const auto context = fresh.context();

@@ -1,6 +1,6 @@
-// Exchanges between ranks: every rank a stream of launches, with host steps between them that write
-// inputs and look at outputs, under many orders of turns. Under ThreadSanitizer these orders show
-// what nothing orders.
+// One-shots, and folds between meetings: every rank a stream of launches, with host steps between
+// them that write inputs and look at outputs, under many orders of turns. Under ThreadSanitizer
+// these orders show what nothing orders.
 #include <array>
 #include <deque>
 #include <thread>
@@ -17,7 +17,6 @@ constexpr uint64_t kSeeds = testing::kThreadSanitizer ? 2 : 12;
 
 /// One operation of all ranks.
 struct Case {
-  const char* what;
   uint32_t size = 2, blocks = 2, threads = 4;
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::sum;
@@ -27,9 +26,9 @@ struct Case {
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.what << ": " << c.size << " ranks, " << c.blocks << " blocks of " << c.threads
-             << ", " << name_of(c.dtype) << " " << name_of(c.op) << ", " << c.count
-             << " elements at " << c.offset << (c.in_place ? ", in place" : "");
+  return out << c.size << " ranks, " << c.blocks << " blocks of " << c.threads << ", "
+             << name_of(c.dtype) << " " << name_of(c.op) << ", " << c.count << " elements at "
+             << c.offset << (c.in_place ? ", in place" : "");
 }
 
 /// Ranks with their arrays; makes streams of kSteps operations that fill and check them.
@@ -41,8 +40,8 @@ class Exchange {
     folding_ = {what.dtype, what.op,
                 scales_for(what.dtype, what.op, 0.5, 1, static_cast<int>(what.size))};
     for (uint32_t r = 0; r < what.size; ++r) {
-      inputs_.emplace_back(what.dtype, input_count(), what.offset);
-      outputs_.emplace_back(what.dtype, output_count(), what.offset);
+      inputs_.emplace_back(what.dtype, what.count, what.offset);
+      outputs_.emplace_back(what.dtype, what.count, what.offset);
     }
     if (what.in_place) outputs_.swap(inputs_), inputs_.clear();
     for (int step = 0; step < kSteps; ++step) add_data(step);
@@ -58,7 +57,7 @@ class Exchange {
         })));
         all[r].push_back(launch(r));
         all[r].push_back(host_step(work([this, r, step] {
-          const bool right = output(r).bytes() == expected_[step][r];
+          const bool right = output(r).bytes() == expected_[step];
           wrong_[r][step] = !right || !output(r).surroundings_are_intact();
         })));
       }
@@ -66,31 +65,10 @@ class Exchange {
   }
 
   Launch launch(uint32_t rank) {
-    const Peers peers = ranks_.peers(rank);
-    const std::string_view what = case_.what;
-    const auto ready = [&](const std::string& kernel, const auto& parameters) {
-      return launch_of(kernel, parameters, case_.blocks, case_.threads);
-    };
-    if (what == "all_gather")
-      return ready("farandole_deliver",
-                   all_gather(peers, shape(rank), input(rank).data(), outputs(), element()));
-    if (what == "all_to_all")
-      return ready("farandole_deliver",
-                   all_to_all(peers, shape(rank), input(rank).data(), outputs(), element()));
-    if (what == "broadcast")
-      return ready(
-          kernel_name("two_shot", DType::uint8),
-          broadcast_in_two(peers, input(kRoot).data(), outputs(), case_.count * element()));
-    if (what == "reduce_scatter")
-      return ready(
-          kernel_name("two_shot", case_.dtype),
-          reduce_scatter_in_two(peers, inputs(), share(rank), output(rank).data(), folding_));
-    if (what == "one_shot")
-      return ready(kernel_name("one_shot", case_.dtype),
-                   all_reduce_in_one(peers, input(rank).data(), output(rank).data(),
-                                     ranks_.mailboxes(), case_.count, folding_));
-    return ready(kernel_name("two_shot", case_.dtype),
-                 all_reduce_in_two(peers, inputs(), outputs(), case_.count, folding_));
+    return launch_of(kernel_name("one_shot", case_.dtype),
+                     all_reduce_in_one(ranks_.peers(rank), input(rank).data(), output(rank).data(),
+                                       ranks_.mailboxes(), case_.count, folding_),
+                     case_.blocks, case_.threads);
   }
 
   /// Reports what the host steps found. They run in many fibers, and CHECK works in one thread.
@@ -105,68 +83,30 @@ class Exchange {
   Ranks& ranks() { return ranks_; }
 
  private:
-  static constexpr uint32_t kRoot = 0;
-
-  bool is(const char* what) const { return std::string_view(case_.what) == what; }
-  size_t element() const { return size_of(case_.dtype); }
-  size_t input_count() const { return is("all_to_all") ? case_.count * case_.size : case_.count; }
-  size_t output_count() const {
-    return is("all_to_all") || is("all_gather") ? case_.count * case_.size : case_.count;
-  }
-  Shape shape(uint32_t rank) const {
-    return {
-        .rank = static_cast<int>(rank), .size = static_cast<int>(case_.size), .count = case_.count};
-  }
-  Slice share(uint32_t rank) const {
-    return share_of(Collective::reduce_scatter, shape(rank), static_cast<int>(rank));
-  }
   Array& output(uint32_t rank) { return outputs_[rank]; }
   Array& input(uint32_t rank) { return case_.in_place ? outputs_[rank] : inputs_[rank]; }
-  std::vector<const void*> inputs() { return addresses(case_.in_place ? outputs_ : inputs_); }
-  std::vector<void*> outputs() { return writable(outputs_); }
 
   const std::function<void()>& work(std::function<void()> body) {
     return works_.emplace_back(std::move(body));
   }
 
-  Bytes slice(const Bytes& of, size_t first, size_t count) const {
-    const auto* begin = of.data() + first * element();
-    return {begin, begin + count * element()};
-  }
-
   void add_data(int step) {
-    std::vector<Bytes> given, expected(case_.size);
+    std::vector<Bytes> given;
     for (uint32_t r = 0; r < case_.size; ++r)
       given.push_back(
-          some_elements(case_.dtype, input_count(), static_cast<uint64_t>(step) * 100 + r));
-    const Bytes all = folded(given, folding_);
-    for (uint32_t r = 0; r < case_.size; ++r) {
-      Bytes& mine = expected[r];
-      if (is("one_shot") || is("two_shot")) {
-        mine = all;
-      } else if (is("broadcast")) {
-        mine = given[kRoot];
-      } else if (is("reduce_scatter")) {  // what lies behind the share stays as it was
-        mine = slice(all, share(r).offset, share(r).count);
-        mine.resize(case_.count * element(), std::byte{0xee});
-      } else {
-        for (const Bytes& from : given) {
-          const Bytes part = slice(from, is("all_to_all") ? r * case_.count : 0, case_.count);
-          mine.insert(mine.end(), part.begin(), part.end());
-        }
-      }
-    }
+          some_elements(case_.dtype, case_.count, static_cast<uint64_t>(step) * 100 + r));
+    expected_.push_back(folded(given, folding_));
     given_.push_back(std::move(given));
-    expected_.push_back(std::move(expected));
   }
 
   Case case_;
   Ranks ranks_;
   Folding folding_;
   std::vector<Array> inputs_, outputs_;
-  std::vector<std::vector<Bytes>> given_, expected_;  // by operation and rank
-  std::vector<std::array<char, kSteps>> wrong_;       // by rank and operation
-  std::deque<std::function<void()>> works_;           // where they lie, they stay
+  std::vector<std::vector<Bytes>> given_;        // by operation and rank
+  std::vector<Bytes> expected_;                  // by operation
+  std::vector<std::array<char, kSteps>> wrong_;  // by rank and operation
+  std::deque<std::function<void()>> works_;      // where they lie, they stay
 };
 
 void run_under_seeds(const Case& what, uint32_t first_epoch = 0) {
@@ -185,14 +125,9 @@ void run_all_sizes(Case what) {
   }
 }
 
-TEST(cuda_two_shot_under_any_order_of_turns) {
-  run_all_sizes({.what = "two_shot"});
-  run_all_sizes({.what = "two_shot", .dtype = DType::bfloat16, .offset = 3, .in_place = true});
-}
-
 TEST(cuda_one_shot_under_any_order_of_turns) {
-  run_all_sizes({.what = "one_shot"});
-  run_all_sizes({.what = "one_shot", .dtype = DType::float16, .offset = 1, .in_place = true});
+  run_all_sizes({});
+  run_all_sizes({.dtype = DType::float16, .offset = 1, .in_place = true});
 }
 
 /// A reader that sees the word `done` finds the output, while the kernel may still run.
@@ -249,50 +184,32 @@ TEST(cuda_one_shot_tells_of_its_end) {
 TEST(cuda_one_shot_in_rounds) {
   const size_t slot = kSlotBytes / size_of(DType::float32);
   for (const uint32_t blocks : {1U, 2U, 3U})
-    run_under_seeds({.what = "one_shot", .size = 3, .blocks = blocks, .count = 4 * slot + 5});
+    run_under_seeds({.size = 3, .blocks = blocks, .count = 4 * slot + 5});
 }
 
-TEST(cuda_reduce_scatter_under_any_order_of_turns) {
-  run_all_sizes({.what = "reduce_scatter", .dtype = DType::float64, .count = 77});
-}
-
-TEST(cuda_broadcast_under_any_order_of_turns) {
-  run_all_sizes({.what = "broadcast", .dtype = DType::int16, .count = 203, .offset = 1});
-}
-
-TEST(cuda_all_gather_under_any_order_of_turns) {
-  run_all_sizes({.what = "all_gather", .dtype = DType::float16, .count = 51});
-}
-
-TEST(cuda_all_to_all_under_any_order_of_turns) {
-  run_all_sizes({.what = "all_to_all", .dtype = DType::uint8, .count = 33});
-}
-
-TEST(cuda_exchanges_of_every_dtype_operation_and_count) {
+TEST(cuda_one_shots_of_every_dtype_operation_and_count) {
   if (testing::kThreadSanitizer) return;
-  for (const char* what : {"one_shot", "two_shot"})
-    for (const DTypeRow& d : kDTypes)
-      for (const ReduceOpRow& o : kReduceOps)
-        if (has_meaning(o.op, d.dtype))
-          for (const size_t count : {0, 1, 15, 16, 1000}) {
-            const Case now{.what = what, .size = 3, .dtype = d.dtype, .op = o.op, .count = count};
-            const testing::Note note(now);
-            Exchange exchange(now);
-            run_together(exchange.streams(), count);
-            exchange.report();
-          }
+  for (const DTypeRow& d : kDTypes)
+    for (const ReduceOpRow& o : kReduceOps)
+      if (has_meaning(o.op, d.dtype))
+        for (const size_t count : {0, 1, 15, 16, 1000}) {
+          const Case now{.size = 3, .dtype = d.dtype, .op = o.op, .count = count};
+          const testing::Note note(now);
+          Exchange exchange(now);
+          run_together(exchange.streams(), count);
+          exchange.report();
+        }
 }
 
 TEST(cuda_meetings_are_counted_beyond_32_bits) {
-  for (const char* what : {"one_shot", "two_shot"})
-    run_under_seeds({.what = what, .size = 3, .count = 20}, ~uint32_t{0} - 2);
+  run_under_seeds({.size = 3, .count = 20}, ~uint32_t{0} - 2);
 }
 
-TEST(cuda_kinds_of_exchange_follow_each_other) {
+TEST(cuda_one_shots_of_other_grids_follow_each_other) {
   // One set of flags for all: what one leaves behind is where the next begins.
+  constexpr uint32_t size = 3, count = 2 * kSlotBytes / sizeof(float) + 40;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const testing::Note note("seed ", seed);
-    const uint32_t size = 3, count = 40;
     Ranks ranks(size);
     const Folding folding{DType::float32, ReduceOp::sum};
     std::vector<Bytes> given;
@@ -312,9 +229,7 @@ TEST(cuda_kinds_of_exchange_follow_each_other) {
             blocks, 4));
       };
       one(arrays[r], outputs[r], 1);
-      streams[r].push_back(launch_of(
-          "farandole_two_shot_float32",
-          all_reduce_in_two(peers, addresses(outputs), writable(arrays), count, folding), 2, 4));
+      one(outputs[r], arrays[r], 3);
       one(arrays[r], outputs[r], 2);
       one(outputs[r], outputs[r], 1);
     }
@@ -343,7 +258,7 @@ TEST(cuda_steps_ordered_by_streams) {
     }
     std::vector<Stream> streams(size);
     for (uint32_t r = 0; r < size; ++r) {
-      Peers peers = ranks.peers(r);
+      const Peers peers = ranks.peers(r);
       const auto meet_others = [&] {
         streams[r].push_back(launch_of("farandole_arrive", Meet{peers, 5}, 1, 4));
         streams[r].push_back(launch_of("farandole_await", Meet{peers, 5}, 1, 4));
@@ -351,9 +266,11 @@ TEST(cuda_steps_ordered_by_streams) {
       streams[r].push_back(
           host_step(works.emplace_back([&arrays, &given, r] { arrays[r].fill(given[r]); })));
       meet_others();
-      TwoShot fold = all_reduce_in_two(peers, addresses(arrays), writable(arrays), count, folding);
-      fold.peers = Peers{};  // meets nobody
-      streams[r].push_back(launch_of("farandole_two_shot_bfloat16", fold, 2, 4));
+      const Slice mine =
+          part({Space::input, 0, count}, static_cast<int>(size), static_cast<int>(r));
+      const Fold fold =
+          fold_of(addresses(arrays), writable(arrays), mine.offset, mine.count, folding);
+      streams[r].push_back(launch_of("farandole_fold_bfloat16", fold, 2, 4));
       meet_others();
     }
     run_together(streams, seed);
@@ -362,37 +279,32 @@ TEST(cuda_steps_ordered_by_streams) {
 }
 
 /// Real threads: a rank each, or a thread for each of its blocks.
-TEST(cuda_exchanges_of_ranks_in_threads) {
-  for (const auto run_one : {run, run_in_threads})
-    for (const char* what : {"one_shot", "two_shot", "all_to_all"}) {
-      Exchange exchange({.what = what, .size = 3, .blocks = 3});
-      const std::vector<Stream> streams = exchange.streams();
-      std::vector<std::thread> threads;
-      for (const Stream& stream : streams)
-        threads.emplace_back([&stream, run_one] {
-          for (const Launch& launch : stream) run_one(launch);
-        });
-      for (std::thread& thread : threads) thread.join();
-      exchange.report();
-    }
+TEST(cuda_one_shots_of_ranks_in_threads) {
+  for (const auto run_one : {run, run_in_threads}) {
+    Exchange exchange({.size = 3, .blocks = 3});
+    const std::vector<Stream> streams = exchange.streams();
+    std::vector<std::thread> threads;
+    for (const Stream& stream : streams)
+      threads.emplace_back([&stream, run_one] {
+        for (const Launch& launch : stream) run_one(launch);
+      });
+    for (std::thread& thread : threads) thread.join();
+    exchange.report();
+  }
 }
 
 TEST(cuda_a_rank_that_never_comes_is_a_deadlock) {
-  for (const char* what : {"one_shot", "two_shot", "all_gather"}) {
-    Exchange exchange({.what = what, .size = 3});
-    const Launch launches[] = {exchange.launch(0), exchange.launch(2)};
-    CHECK_THROWS(run_together(launches, 1), std::runtime_error,
-                 std::string_view(e.what()).starts_with("deadlock"));
-  }
+  Exchange exchange({.size = 3});
+  const Launch launches[] = {exchange.launch(0), exchange.launch(2)};
+  CHECK_THROWS(run_together(launches, 1), std::runtime_error,
+               std::string_view(e.what()).starts_with("deadlock"));
 }
 
 TEST(cuda_kernels_end_when_the_group_is_aborted) {
-  for (const char* what : {"one_shot", "two_shot", "all_gather"}) {
-    Exchange exchange({.what = what, .size = 3});
-    exchange.ranks().abort(1);
-    const Launch launches[] = {exchange.launch(0), exchange.launch(2)};
-    run_together(launches, 1);  // or it is a deadlock
-  }
+  Exchange exchange({.size = 3});
+  exchange.ranks().abort(1);
+  const Launch launches[] = {exchange.launch(0), exchange.launch(2)};
+  run_together(launches, 1);  // or it is a deadlock
   Ranks ranks(2);
   ranks.abort(1);
   run(launch_of("farandole_arrive", Meet{ranks.peers(0), 0}, 1, 4));
@@ -400,7 +312,7 @@ TEST(cuda_kernels_end_when_the_group_is_aborted) {
 }
 
 TEST(cuda_launches_that_make_no_sense_are_refused) {
-  Exchange exchange({.what = "two_shot"});
+  Exchange exchange({});
   Launch launch = exchange.launch(0);
   launch.parameters.pop_back();
   CHECK_THROWS(run(launch), std::logic_error,

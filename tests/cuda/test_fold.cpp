@@ -8,7 +8,7 @@ namespace {
 constexpr uint32_t kBlocks = 2, kFewThreads = 8;
 
 Launch fold_launch(const Fold& job, DType dtype) {
-  return launch_of(kernel_name("two_shot", dtype), TwoShot{Peers{}, job}, kBlocks, kFewThreads);
+  return launch_of(kernel_name("fold", dtype), job, kBlocks, kFewThreads);
 }
 
 /// Where arrays begin: `offset` elements behind a pack, each `apart` more than the one before.
@@ -104,24 +104,6 @@ TEST(cuda_folds_of_more_ranks_than_registers_hold) {
         const testing::Note note(name_of(dtype), " ", name_of(op), ", ", ranks, " ranks");
         compare(some_leaves(dtype, ranks, 37, ranks), {dtype, op}, {0, 0});
       }
-}
-
-TEST(cuda_folds_of_two_are_steps_of_a_schedule) {
-  const DType dtype = DType::float16;
-  const std::vector<Bytes> two = some_leaves(dtype, 2, 99, 1);
-  for (const bool held_is_leaf : {false, true}) {
-    const Scales scales{.leaf = {.factor = 0.3}, .finish = {.factor = 0.7}};
-    const Array arrived(dtype, two[0]), held(dtype, two[1]), out(dtype, 99);
-    const void* const sources[] = {arrived.data(), held.data()};
-    void* const to[] = {out.data()};
-    Fold job = fold_of(sources, to, 0, 99, {dtype, ReduceOp::sum, scales});
-    job.raw = held_is_leaf ? 3 : 1;
-    run(fold_launch(job, dtype));
-    Bytes expected(two[0].size());
-    fold_step(expected.data(), two[0].data(), Side::lower, true, two[1].data(), held_is_leaf, true,
-              99, dtype, ReduceOp::sum, scales);
-    CHECK(out.bytes() == expected);
-  }
 }
 
 TEST(cuda_folds_of_every_special_with_every_special) {

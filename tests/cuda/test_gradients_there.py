@@ -187,22 +187,6 @@ def test_by_nccl(by_nccl: Start, hosts: str) -> None:
         assert launched == 0
 
 
-def by_a_switch() -> tuple[int, int]:
-    rank = Rank()
-    rank.device = fd.rank()
-    trains_as_on_the_host(rank)
-    gc.collect()
-    calls = rank.machine.calls("cuMulticastBindMem"), rank.machine.calls(KERNEL)
-    rank.end()
-    return calls
-
-
-def test_by_a_switch(by_nvls: Start) -> None:
-    for bound, launched in by_nvls(2, framework="torch").run(by_a_switch):
-        assert bound == 1, "an optimizer has memory of its own there"
-        assert launched > 0
-
-
 def test_several_hosts_at_level_canonical(by_nccl: Start) -> None:
     """By way of the host, with its bits."""
     env = {"FARANDOLE_LEVEL": "canonical", "FARANDOLE_DEVICE_PATH": "auto"}

@@ -247,7 +247,7 @@ TEST(cuda_lanes_fill_no_mailbox_that_its_owner_still_uses) {
     std::vector<Stream> streams(2);
     streams[0].push_back(pair.launch(0));
     for (int i = 0; i < 20; ++i)  // rank 1 is late
-      streams[1].push_back(launch_of("farandole_scatter_uint8_uint8", before, 1, 4));
+      streams[1].push_back(launch_of("farandole_copy_uint8", before, 1, 4));
     streams[1].push_back(pair.launch(1));
     run_together(streams, seed);
     CHECK_EQUAL(kept[0].words[0], 0U);

@@ -246,6 +246,23 @@ def by_default() -> None:
     rank.end()
 
 
+def chosen_with(switches: str) -> str:
+    rank = NcclRank()
+    rank.machine.control.configure(b"multicast", switches[fd.rank()].encode())
+    path = path_of(rank.array(28_750, "float32"))
+    rank.end()
+    return path
+
+
+@pytest.mark.parametrize(("switches", "path"), [("1111", "nccl"), ("1110", "spin")])
+def test_a_switch_that_joins_all_makes_nccl_faster(
+    by_nccl: Start, switches: str, path: str
+) -> None:
+    """Near the size from which NCCL is predicted to be faster than one kernel."""
+    env = {"FARANDOLE_DEVICE_PATH": "auto", "FAKE_CUDA_MULTIPROCESSORS": "64"}
+    assert by_nccl(4, **env).run(chosen_with, switches) == [path] * 4
+
+
 def number_of_the_next(rank: NcclRank) -> int:
     """The number of the program's next operation: each agreement takes one."""
     with pytest.raises(fd.InvalidArgument, match="NCCL folds no int16") as refused:

@@ -254,7 +254,7 @@ TEST(ranks_that_share_a_device_let_its_streams_wait) {
   std::deque<StepRank> all;
   for (int r = 0; r < 2; ++r) {
     all.emplace_back(fresh.context(), r, 2, doorbell.get(), testing::StepsRun::now);
-    all.back().exchange.open_bucket(kImage, nullptr);
+    all.back().exchange.open_bucket(kImage);
   }
   CHECK_THROWS(all[0].exchange.map(1, all[1].exchange.share(), 4), Error,
                e.code() == ErrorCode::device &&

@@ -38,7 +38,7 @@ CALLS = [
     ("cuStreamWaitEvent", 2, "let a stream wait for an event"),
     ("cuMemcpyAsync", 1, "copy 2004 bytes"),  # the other rank's part
     ("cuStreamBatchMemOp", 1, "let a stream write words and wait for others"),
-    ("cuLaunchKernel", 1, "launch farandole_two_shot_float32"),
+    ("cuLaunchKernel", 1, "launch farandole_fold_float32"),
     ("cuStreamBatchMemOp", 2, "let a stream write words and wait for others"),
     ("cuMemcpyAsync", 2, "copy 2004 bytes"),
     ("cuEventRecord", 3, "record an event"),

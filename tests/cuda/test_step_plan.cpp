@@ -276,8 +276,6 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
     return why_not(device_paths()[static_cast<size_t>(DeviceWay::nccl)], question);
   };
   CHECK(choose_device_way(question) == DeviceWay::nccl);
-  question.no_nvls = "there is no switch";
-  CHECK(choose_device_way(question) == DeviceWay::nccl);
   question.no_buckets = "no room";
   CHECK(choose_device_way(question) == DeviceWay::nccl);
   question.no_nccl = "there is none";
@@ -308,61 +306,26 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
   CHECK(why().find("sums and means alone") != std::string::npos);
 }
 
-TEST(nvls_is_chosen_for_what_the_switch_folds) {
-  DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
-  const auto why = [&] {
-    return why_not(device_paths()[static_cast<size_t>(DeviceWay::nvls)], question);
+TEST(nccl_sends_less_where_a_switch_joins_the_devices) {
+  DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 8};
+  const auto seconds = [&] {
+    return device_paths()[static_cast<size_t>(DeviceWay::nccl)].seconds(question);
   };
-  CHECK(choose_device_way(question) == DeviceWay::nccl);  // which has the switch, too
-  question.no_nccl = "there is none";
-  CHECK(choose_device_way(question) == DeviceWay::nvls);
-  question.bytes = 1 << 10;
-  CHECK(choose_device_way(question) != DeviceWay::nvls);
-  question.spec.op = ReduceOp::mean;
-  CHECK_EQUAL(why(), std::string());
-  question.spec.op = ReduceOp::max;
-  CHECK_EQUAL(why(), std::string("NVLS has no max of float32"));
-  question.dtype = DType::int64;
-  CHECK_EQUAL(why(), std::string());
-  for (const DType dtype : {DType::boolean, DType::int8, DType::uint16}) {
-    question.dtype = dtype;
-    CHECK_EQUAL(why(), "NVLS folds no " + std::string(name_of(dtype)));
-  }
-  question = {.ranks = 4, .asked = {"nvls", ""}};
-  CHECK_EQUAL(why(), std::string("the switch folds in an order of its own, and level 'canonical' "
-                                 "promises bits"));
-  CHECK(choose_device_way(question) == DeviceWay::step);
-  question.level = Determinism::fast;
-  CHECK(choose_device_way(question) == DeviceWay::nvls);
-  question.no_nvls = "there is none";
-  CHECK_EQUAL(why(), std::string("there is none"));
-  CHECK(choose_device_way(question) == DeviceWay::step);
-  question.no_buckets = "no room";
-  CHECK_EQUAL(why(), std::string("no room"));
-  question = {.level = Determinism::fast, .ranks = 1};
-  CHECK_EQUAL(why(), std::string("takes two ranks at least"));
-  question = {.level = Determinism::fast, .ranks = 2};
-  question.spec.kind = Collective::reduce;
-  CHECK_EQUAL(why(), std::string("runs all_reduce alone"));
-}
-
-TEST(parts_begin_at_multiples_of_a_grain) {
-  constexpr int kSize = 3;
-  for (const size_t count : {size_t{1}, size_t{8}, size_t{17}, size_t{40}, size_t{100}}) {
-    size_t end = 0;
-    for (int r = 0; r < kSize; ++r) {
-      const StepShape step{.kind = Collective::all_reduce,
-                           .shape = {.rank = r, .size = kSize, .count = count},
-                           .element = 2,
-                           .piece_bytes = 4096,
-                           .grain = 8};
-      const StepPiece piece = piece_of(step, 0);
-      CHECK_EQUAL(piece.first, end);
-      CHECK(piece.count == 0 || piece.first % 8 == 0);
-      end = piece.first + piece.count;
-    }
-    CHECK_EQUAL(end, count);
-  }
+  const double alone = seconds();
+  question.switched = true;
+  const double switched = seconds();
+  CHECK(switched < 0.7 * alone);  // 9 / 8 of the data for each link in place of 14 / 8
+  question.ranks = 2;
+  question.switched = false;
+  const double two = seconds();
+  question.switched = true;
+  CHECK_EQUAL(seconds(), two);
+  question = {.level = Determinism::fast, .bytes = 64 << 20, .ranks = 8, .switched = true};
+  question.no_buckets = "its ranks are on several hosts";
+  CHECK_EQUAL(seconds(), alone);
+  question.no_buckets = "";
+  question.spec.kind = Collective::all_gather;
+  CHECK_EQUAL(seconds(), alone);
 }
 
 TEST(nccl_is_what_devices_of_several_hosts_have) {

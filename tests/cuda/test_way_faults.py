@@ -26,7 +26,6 @@ from harness import World
 Start = Callable[..., World]
 
 EACH_HAS_A_DEVICE = {"FAKE_CUDA_DEVICES": "3"}
-WITH_A_SWITCH = {**EACH_HAS_A_DEVICE, "FAKE_CUDA_MULTICAST": "1", "FARANDOLE_LEVEL": "fast"}
 # By which path, of how many elements, and what ranks are told.
 WAYS: dict[str, tuple[str, int, dict[str, str]]] = {
     "steps": ("step", 50_000, {}),
@@ -37,7 +36,6 @@ WAYS: dict[str, tuple[str, int, dict[str, str]]] = {
     "one kernel": ("spin", 1000, {}),
     "lanes": ("lanes", 1000, {}),
     "lanes in pieces": ("lanes", 50_000, {}),
-    "a switch": ("nvls", 50_000, WITH_A_SWITCH),
 }  # fmt: skip
 OF_EACH_KIND = [way for way in WAYS if way not in ("steps with older handles", "lanes in pieces")]
 
@@ -102,9 +100,6 @@ def test_a_device_that_answers_nothing(by_steps: Start) -> None:
 CALLS = [
     ("one kernel", "cuLaunchKernel", 1, "launch farandole_one_shot_float32"),
     ("lanes", "cuLaunchKernel", 1, "launch farandole_lanes_float32"),
-    ("a switch", "cuMemcpyAsync", 1, "copy 4004 bytes"),
-    ("a switch", "cuLaunchKernel", 1, "launch farandole_nvls_float32"),
-    ("a switch", "cuStreamBatchMemOp", 2, "let a stream write words and wait for others"),
 ]
 
 

@@ -100,6 +100,7 @@ def test_a_number_of_names_is_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FARANDOLE_LEVEL", "canonical fast"),
         ("FARANDOLE_PROGRESS", "auto thread caller"),
         ("FARANDOLE_LOG", "error warning info debug"),
+        ("FARANDOLE_DEVICE_PATH", "auto staged step spin lanes nccl"),
     ],
 )
 def test_choices(monkeypatch: pytest.MonkeyPatch, name: str, choices: str) -> None:

@@ -68,4 +68,3 @@ def test_nccl_where_there_is_none(
     assert fast["nccl"] == "there is no NCCL: /nowhere.so cannot be opened"
     shared = choice(capfd, "64M", "--memory", "shared-device", "--level", "fast")
     assert shared["nccl"] == "NCCL takes one rank on a device, and these share one"
-    assert shared["nvls"] == "NVLS takes one rank on a device, and these share one"

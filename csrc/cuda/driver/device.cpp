@@ -12,14 +12,9 @@ namespace {
 
 /// CU_DEVICE_ATTRIBUTE_...
 enum Attribute : int {
-  kMaxThreadsPerBlock = 1,
   kMultiprocessorCount = 16,
-  kIntegrated = 18,
-  kMaxThreadsPerMultiprocessor = 39,
   kCapabilityMajor = 75,
   kCapabilityMinor = 76,
-  kCooperativeLaunch = 95,
-  kMaxSharedPerBlockOptin = 97,
   kHostRegister = 99,
   kVirtualMemory = 102,
   kDescriptors = 103,
@@ -41,7 +36,7 @@ class Questions {
     check(functions_.DeviceGetAttribute(&value, attribute, device_), "cuDeviceGetAttribute");
     return value;
   }
-  /// For an attribute that drivers before CUDA 12 do not know.
+  /// For an attribute that older drivers do not know.
   bool is_known_and_set(Attribute attribute) const {
     int value = 0;
     const DriverCode code = functions_.DeviceGetAttribute(&value, attribute, device_);
@@ -135,18 +130,11 @@ DeviceProperties device_properties(const Driver& driver, int ordinal) {
   found.capability = 10 * ask.attribute(kCapabilityMajor) + ask.attribute(kCapabilityMinor);
   found.memory_bytes = ask.memory();
   found.multiprocessors = ask.attribute(kMultiprocessorCount);
-  found.threads_per_block = ask.attribute(kMaxThreadsPerBlock);
-  found.threads_per_multiprocessor = ask.attribute(kMaxThreadsPerMultiprocessor);
-  found.shared_bytes_per_block = static_cast<size_t>(ask.attribute(kMaxSharedPerBlockOptin));
   found.descriptors = functions.have_virtual_memory() && ask.attribute(kVirtualMemory) != 0 &&
                       ask.attribute(kDescriptors) != 0;
-  // Drivers without its functions do not know the attribute either.
-  found.multicast =
-      found.descriptors && functions.have_multicast() && ask.attribute(kMulticast) != 0;
+  found.multicast = ask.is_known_and_set(kMulticast);
   found.by_mps = ask.is_known_and_set(kByMps);
-  found.cooperative = ask.attribute(kCooperativeLaunch) != 0;
   found.registers_host_memory = ask.attribute(kHostRegister) != 0;
-  found.integrated = ask.attribute(kIntegrated) != 0;
   // No attribute says so; the driver appends the instance: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
   found.instance = found.name.find(" MIG ") != std::string::npos;
   return found;

@@ -24,15 +24,11 @@ struct DeviceProperties {
   int capability = 0;  // 90: 9.0
   size_t memory_bytes = 0;
   int multiprocessors = 0;
-  int threads_per_block = 0, threads_per_multiprocessor = 0;
-  size_t shared_bytes_per_block = 0;  // at most, where a function asks for it
-  bool descriptors = false;           // memory can be exported as a file descriptor
-  bool by_mps = false;                // processes that share it do not take turns on it
-  bool multicast = false;             // a switch folds and spreads what devices have bound to it
-  bool cooperative = false;           // cooperative launches
+  bool descriptors = false;  // memory can be exported as a file descriptor
+  bool by_mps = false;       // processes that share it do not take turns on it
+  bool multicast = false;    // a switch joins it to others, and folds for NCCL
   bool registers_host_memory = false;
-  bool integrated = false;  // shares the host's memory
-  bool instance = false;    // of a device in MIG mode
+  bool instance = false;  // of a device in MIG mode
 
   /// "GPU-a1b2c3d4-…", as nvidia-smi shows it.
   std::string uuid_text() const;

@@ -17,12 +17,6 @@ bool DriverFunctions::have_virtual_memory() const {
          MemImportFromShareableHandle != nullptr && MemGetAllocationGranularity != nullptr;
 }
 
-bool DriverFunctions::have_multicast() const {
-  return have_virtual_memory() && MulticastCreate != nullptr && MulticastAddDevice != nullptr &&
-         MulticastBindMem != nullptr && MulticastUnbind != nullptr &&
-         MulticastGetGranularity != nullptr;
-}
-
 DriverFunctions bind_functions(const FindFunction& find) {
   DriverFunctions functions;
   std::string missing;

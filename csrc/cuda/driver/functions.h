@@ -59,11 +59,6 @@ struct MemoryAccess {  // CUmemAccessDesc
   MemoryLocation location;
   int flags;
 };
-struct MulticastProperties {  // CUmulticastObjectProp
-  unsigned devices;
-  size_t bytes;
-  unsigned long long handle_types, flags;
-};
 struct MemoryOperation {  // CUstreamBatchMemOpParams
   int kind;
   DevicePointer address;
@@ -78,7 +73,7 @@ inline constexpr int kPinnedAllocation = 1;        // CU_MEM_ALLOCATION_TYPE_PIN
 inline constexpr int kOnDevice = 1;                // CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int kByDescriptor = 1;            // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 inline constexpr int kReadAndWrite = 3;            // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-inline constexpr int kMinimumGranularity = 0;      // CU_M{EM_ALLOC,ULTICAST}_GRANULARITY_MINIMUM
+inline constexpr int kMinimumGranularity = 0;      // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 inline constexpr unsigned kIpcLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 inline constexpr unsigned kHostPortable = 1;       // CU_MEMHOST{ALLOC,REGISTER}_PORTABLE
 inline constexpr unsigned kHostMapped = 2;         // CU_MEMHOST{ALLOC,REGISTER}_DEVICEMAP
@@ -96,72 +91,66 @@ inline constexpr unsigned kEventTimed = 0;         // CU_EVENT_DEFAULT
 inline constexpr unsigned kEventUntimed = 2;       // CU_EVENT_DISABLE_TIMING
 inline constexpr int kOrdinalOfPointer = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 inline constexpr int kMostThreadsOfFunction = 0;   // CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-inline constexpr int kMostDynamicShared = 8;       // ..._MAX_DYNAMIC_SHARED_SIZE_BYTES
 inline constexpr int kJitErrorLog = 5;             // CU_JIT_ERROR_LOG_BUFFER
 inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
 
 // X(name, suffix of the symbol, since, arguments): cuNAMEsuffix, as it is declared from that
 // version of CUDA on (12040: 12.4). What each does: NVIDIA's "CUDA Driver API" and our wrapper.
-#define FARANDOLE_CUDA_FUNCTIONS(X)                                                         \
-  X(Init, , 2000, (unsigned))                                                               \
-  X(DriverGetVersion, , 2020, (int*))                                                       \
-  X(GetErrorName, , 6000, (DriverCode, const char**))                                       \
-  X(GetErrorString, , 6000, (DriverCode, const char**))                                     \
-  X(DeviceGetCount, , 2000, (int*))                                                         \
-  X(DeviceGet, , 2000, (int*, int))                                                         \
-  X(DeviceGetName, , 2000, (char*, int, int))                                               \
-  X(DeviceGetUuid, _v2, 11040, (DeviceUuid*, int))                                          \
-  X(DeviceTotalMem, _v2, 3020, (size_t*, int))                                              \
-  X(DeviceGetAttribute, , 2000, (int*, int, int))                                           \
-  X(DeviceGetPCIBusId, , 4010, (char*, int, int))                                           \
-  X(DeviceCanAccessPeer, , 4000, (int*, int, int))                                          \
-  X(DevicePrimaryCtxRetain, , 7000, (ContextHandle*, int))                                  \
-  X(DevicePrimaryCtxRelease, _v2, 11000, (int))                                             \
-  X(CtxPushCurrent, _v2, 4000, (ContextHandle))                                             \
-  X(CtxPopCurrent, _v2, 4000, (ContextHandle*))                                             \
-  X(CtxGetStreamPriorityRange, , 5050, (int*, int*))                                        \
-  X(MemAlloc, _v2, 3020, (DevicePointer*, size_t))                                          \
-  X(MemFree, _v2, 3020, (DevicePointer))                                                    \
-  X(MemGetInfo, _v2, 3020, (size_t*, size_t*))                                              \
-  X(MemHostAlloc, , 2020, (void**, size_t, unsigned))                                       \
-  X(MemFreeHost, , 2000, (void*))                                                           \
-  X(MemHostRegister, _v2, 6050, (void*, size_t, unsigned))                                  \
-  X(MemHostUnregister, , 4000, (void*))                                                     \
-  X(MemHostGetDevicePointer, _v2, 3020, (DevicePointer*, void*, unsigned))                  \
-  X(PointerGetAttribute, , 4000, (void*, int, DevicePointer))                               \
-  X(MemcpyAsync, , 4000, (DevicePointer, DevicePointer, size_t, StreamHandle))              \
-  X(MemsetD8Async, , 3020, (DevicePointer, unsigned char, size_t, StreamHandle))            \
-  X(MemsetD32Async, , 3020, (DevicePointer, unsigned, size_t, StreamHandle))                \
-  X(IpcGetMemHandle, , 4010, (IpcMemoryHandle*, DevicePointer))                             \
-  X(IpcOpenMemHandle, _v2, 11000, (DevicePointer*, IpcMemoryHandle, unsigned))              \
-  X(IpcCloseMemHandle, , 4010, (DevicePointer))                                             \
-  X(StreamCreateWithPriority, , 5050, (StreamHandle*, unsigned, int))                       \
-  X(StreamDestroy, _v2, 4000, (StreamHandle))                                               \
-  X(StreamSynchronize, , 2000, (StreamHandle))                                              \
-  X(StreamQuery, , 2000, (StreamHandle))                                                    \
-  X(StreamIsCapturing, , 10000, (StreamHandle, int*))                                       \
-  X(StreamWaitEvent, , 3020, (StreamHandle, EventHandle, unsigned))                         \
-  X(StreamWriteValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))      \
-  X(StreamWaitValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))       \
-  X(LaunchHostFunc, , 10000, (StreamHandle, HostFunction, void*))                           \
-  X(EventCreate, , 2000, (EventHandle*, unsigned))                                          \
-  X(EventDestroy, _v2, 4000, (EventHandle))                                                 \
-  X(EventRecord, , 2000, (EventHandle, StreamHandle))                                       \
-  X(EventQuery, , 2000, (EventHandle))                                                      \
-  X(EventSynchronize, , 2000, (EventHandle))                                                \
-  X(EventElapsedTime, , 2000, (float*, EventHandle, EventHandle))                           \
-  X(ModuleLoadDataEx, , 2010, (ModuleHandle*, const void*, unsigned, int*, void**))         \
-  X(ModuleUnload, , 2000, (ModuleHandle))                                                   \
-  X(ModuleGetFunction, , 2000, (FunctionHandle*, ModuleHandle, const char*))                \
-  X(FuncGetAttribute, , 2020, (int*, int, FunctionHandle))                                  \
-  X(FuncSetAttribute, , 9000, (FunctionHandle, int, int))                                   \
-  X(OccupancyMaxActiveBlocksPerMultiprocessor, , 6050, (int*, FunctionHandle, int, size_t)) \
-  X(LaunchKernel, , 4000,                                                                   \
-    (FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
-     StreamHandle, void**, void**))                                                         \
-  X(LaunchCooperativeKernel, , 9000,                                                        \
-    (FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
-     StreamHandle, void**))
+#define FARANDOLE_CUDA_FUNCTIONS(X)                                                        \
+  X(Init, , 2000, (unsigned))                                                              \
+  X(DriverGetVersion, , 2020, (int*))                                                      \
+  X(GetErrorName, , 6000, (DriverCode, const char**))                                      \
+  X(GetErrorString, , 6000, (DriverCode, const char**))                                    \
+  X(DeviceGetCount, , 2000, (int*))                                                        \
+  X(DeviceGet, , 2000, (int*, int))                                                        \
+  X(DeviceGetName, , 2000, (char*, int, int))                                              \
+  X(DeviceGetUuid, _v2, 11040, (DeviceUuid*, int))                                         \
+  X(DeviceTotalMem, _v2, 3020, (size_t*, int))                                             \
+  X(DeviceGetAttribute, , 2000, (int*, int, int))                                          \
+  X(DeviceGetPCIBusId, , 4010, (char*, int, int))                                          \
+  X(DeviceCanAccessPeer, , 4000, (int*, int, int))                                         \
+  X(DevicePrimaryCtxRetain, , 7000, (ContextHandle*, int))                                 \
+  X(DevicePrimaryCtxRelease, _v2, 11000, (int))                                            \
+  X(CtxPushCurrent, _v2, 4000, (ContextHandle))                                            \
+  X(CtxPopCurrent, _v2, 4000, (ContextHandle*))                                            \
+  X(CtxGetStreamPriorityRange, , 5050, (int*, int*))                                       \
+  X(MemAlloc, _v2, 3020, (DevicePointer*, size_t))                                         \
+  X(MemFree, _v2, 3020, (DevicePointer))                                                   \
+  X(MemGetInfo, _v2, 3020, (size_t*, size_t*))                                             \
+  X(MemHostAlloc, , 2020, (void**, size_t, unsigned))                                      \
+  X(MemFreeHost, , 2000, (void*))                                                          \
+  X(MemHostRegister, _v2, 6050, (void*, size_t, unsigned))                                 \
+  X(MemHostUnregister, , 4000, (void*))                                                    \
+  X(MemHostGetDevicePointer, _v2, 3020, (DevicePointer*, void*, unsigned))                 \
+  X(PointerGetAttribute, , 4000, (void*, int, DevicePointer))                              \
+  X(MemcpyAsync, , 4000, (DevicePointer, DevicePointer, size_t, StreamHandle))             \
+  X(MemsetD8Async, , 3020, (DevicePointer, unsigned char, size_t, StreamHandle))           \
+  X(MemsetD32Async, , 3020, (DevicePointer, unsigned, size_t, StreamHandle))               \
+  X(IpcGetMemHandle, , 4010, (IpcMemoryHandle*, DevicePointer))                            \
+  X(IpcOpenMemHandle, _v2, 11000, (DevicePointer*, IpcMemoryHandle, unsigned))             \
+  X(IpcCloseMemHandle, , 4010, (DevicePointer))                                            \
+  X(StreamCreateWithPriority, , 5050, (StreamHandle*, unsigned, int))                      \
+  X(StreamDestroy, _v2, 4000, (StreamHandle))                                              \
+  X(StreamSynchronize, , 2000, (StreamHandle))                                             \
+  X(StreamQuery, , 2000, (StreamHandle))                                                   \
+  X(StreamIsCapturing, , 10000, (StreamHandle, int*))                                      \
+  X(StreamWaitEvent, , 3020, (StreamHandle, EventHandle, unsigned))                        \
+  X(StreamWriteValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))     \
+  X(StreamWaitValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))      \
+  X(LaunchHostFunc, , 10000, (StreamHandle, HostFunction, void*))                          \
+  X(EventCreate, , 2000, (EventHandle*, unsigned))                                         \
+  X(EventDestroy, _v2, 4000, (EventHandle))                                                \
+  X(EventRecord, , 2000, (EventHandle, StreamHandle))                                      \
+  X(EventQuery, , 2000, (EventHandle))                                                     \
+  X(EventSynchronize, , 2000, (EventHandle))                                               \
+  X(EventElapsedTime, , 2000, (float*, EventHandle, EventHandle))                          \
+  X(ModuleLoadDataEx, , 2010, (ModuleHandle*, const void*, unsigned, int*, void**))        \
+  X(ModuleUnload, , 2000, (ModuleHandle))                                                  \
+  X(ModuleGetFunction, , 2000, (FunctionHandle*, ModuleHandle, const char*))               \
+  X(FuncGetAttribute, , 2020, (int*, int, FunctionHandle))                                 \
+  X(LaunchKernel, , 4000,                                                                  \
+    (FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+     StreamHandle, void**, void**))
 
 // Null where the driver (or what stands in for one) lacks them: there is another way, or a check
 // less.
@@ -177,12 +166,6 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(MemExportToShareableHandle, , 10020, (void*, PhysicalHandle, int, unsigned long long))        \
   X(MemImportFromShareableHandle, , 10020, (PhysicalHandle*, void*, int))                         \
   X(MemGetAllocationGranularity, , 10020, (size_t*, const PhysicalProperties*, int))              \
-  X(MulticastCreate, , 12010, (PhysicalHandle*, const MulticastProperties*))                      \
-  X(MulticastAddDevice, , 12010, (PhysicalHandle, int))                                           \
-  X(MulticastBindMem, , 12010,                                                                    \
-    (PhysicalHandle, size_t, PhysicalHandle, size_t, size_t, unsigned long long))                 \
-  X(MulticastUnbind, , 12010, (PhysicalHandle, int, size_t, size_t))                              \
-  X(MulticastGetGranularity, , 12010, (size_t*, const MulticastProperties*, int))                 \
   X(ThreadExchangeStreamCaptureMode, , 10010, (int*))                                             \
   X(StreamBatchMemOp, _v2, 11070, (StreamHandle, unsigned, MemoryOperation*, unsigned))           \
   X(StreamGetCaptureInfo, _v2, 11030,                                                             \
@@ -201,8 +184,6 @@ struct DriverFunctions {
 
   /// Whether all of virtual memory management is there.
   bool have_virtual_memory() const;
-  /// Whether all of multicast objects is.
-  bool have_multicast() const;
 };
 
 /// A function by its name ("cuMemAlloc"), its symbol ("cuMemAlloc_v2") and the version whose

@@ -68,26 +68,6 @@ DeviceFunction::DeviceFunction(std::shared_ptr<const DeviceModule> module, std::
                   "cuFuncGetParamInfo", tried);
 }
 
-void DeviceFunction::allow_shared(size_t bytes) {
-  const DeviceContext& context = module_->context();
-  const DeviceContext::Use driver(context);
-  context.check(driver->FuncSetAttribute(handle_, kMostDynamicShared, static_cast<int>(bytes)),
-                "cuFuncSetAttribute", [&] {
-                  return "give " + name_ + " " + std::to_string(bytes) + " bytes of shared memory";
-                });
-}
-
-int DeviceFunction::resident_blocks(uint32_t threads, size_t shared_bytes) const {
-  const DeviceContext& context = module_->context();
-  const DeviceContext::Use driver(context);
-  int blocks = 0;  // of a multiprocessor
-  context.check(driver->OccupancyMaxActiveBlocksPerMultiprocessor(
-                    &blocks, handle_, static_cast<int>(threads), shared_bytes),
-                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                [&] { return "ask how many blocks of " + name_ + " run at once"; });
-  return blocks * context.device().multiprocessors;
-}
-
 void DeviceFunction::launch_with(const StreamRef& stream, const LaunchShape& shape,
                                  const void* parameters, size_t bytes) const {
   // A kernel of another build would read past the struct, or use half of it.
@@ -102,17 +82,11 @@ void DeviceFunction::launch_with(const StreamRef& stream, const LaunchShape& sha
                                          std::to_string(most_threads_) + " at most");
   // The driver copies as many bytes as the kernel takes.
   std::array<void*, 1> values{const_cast<void*>(parameters)};
-  const auto shared = static_cast<unsigned>(shape.shared_bytes);
   const DeviceContext& context = module_->context();
   const DeviceContext::Use driver(context);
-  if (shape.cooperative)
-    context.check(driver->LaunchCooperativeKernel(handle_, shape.blocks, 1, 1, shape.threads, 1, 1,
-                                                  shared, stream.put(), values.data()),
-                  "cuLaunchCooperativeKernel", [&] { return "launch " + name_; });
-  else
-    context.check(driver->LaunchKernel(handle_, shape.blocks, 1, 1, shape.threads, 1, 1, shared,
-                                       stream.put(), values.data(), nullptr),
-                  "cuLaunchKernel", [&] { return "launch " + name_; });
+  context.check(driver->LaunchKernel(handle_, shape.blocks, 1, 1, shape.threads, 1, 1, 0,
+                                     stream.put(), values.data(), nullptr),
+                "cuLaunchKernel", [&] { return "launch " + name_; });
 }
 
 }  // namespace farandole::cuda

@@ -17,8 +17,6 @@ inline constexpr size_t kMostParameterBytes = 4096;
 
 struct LaunchShape {
   uint32_t blocks = 1, threads = 1;
-  size_t shared_bytes = 0;   // dynamic
-  bool cooperative = false;  // refused where not all blocks can run at once
 };
 
 class DeviceModule;
@@ -36,11 +34,6 @@ class DeviceFunction {
     static_assert(sizeof(Parameters) <= kMostParameterBytes);
     launch_with(stream, shape, &parameters, sizeof parameters);
   }
-
-  /// More dynamic shared memory than the 48 KiB that each function may have.
-  void allow_shared(size_t bytes);
-  /// How many of its blocks the device can run at once, if nothing else runs.
-  int resident_blocks(uint32_t threads, size_t shared_bytes = 0) const;
 
  private:
   friend class DeviceModule;

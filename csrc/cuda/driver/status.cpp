@@ -105,8 +105,6 @@ constexpr auto kRows = std::to_array<StatusRow>({
     {718, "INVALID_PC", ErrorCode::device, true, "a kernel of this process went astray",
      kFindKernel},
     {719, "LAUNCH_FAILED", ErrorCode::device, true, "a kernel of this process failed", kFindKernel},
-    {720, "COOPERATIVE_LAUNCH_TOO_LARGE", ErrorCode::internal, false,
-     "the device cannot run all blocks of the kernel at once", kReport},
     {721, "TENSOR_MEMORY_LEAK", ErrorCode::device, true,
      "a kernel of this process left tensor memory behind", kFindKernel},
     {800, "NOT_PERMITTED", ErrorCode::device, false, "it is not permitted",

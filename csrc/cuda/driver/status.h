@@ -20,7 +20,6 @@ inline constexpr DriverCode kInvalidDevice = 101;
 inline constexpr DriverCode kNotFound = 500;
 inline constexpr DriverCode kNotReady = 600;
 inline constexpr DriverCode kNotSupported = 801;
-inline constexpr DriverCode kSystemNotReady = 802;
 
 /// `lasting`: the context (or the driver) works no more: every later call fails as well.
 struct StatusRow {

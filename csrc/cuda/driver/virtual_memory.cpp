@@ -71,10 +71,10 @@ Fd PhysicalMemory::descriptor() const {
   return descriptor;
 }
 
-VirtualMapping::Reservation::Reservation(const DeviceContext& of, size_t size, size_t grain)
+VirtualMapping::Reservation::Reservation(const DeviceContext& of, size_t size)
     : context(of), bytes(size) {
   const DeviceContext::Use driver(context);
-  context.check(driver->MemAddressReserve(&address, bytes, grain, 0, 0), "cuMemAddressReserve",
+  context.check(driver->MemAddressReserve(&address, bytes, 0, 0, 0), "cuMemAddressReserve",
                 [&] { return "reserve " + std::to_string(bytes) + " bytes of addresses"; });
 }
 
@@ -84,8 +84,8 @@ VirtualMapping::Reservation::~Reservation() {
 }
 
 VirtualMapping::VirtualMapping(std::shared_ptr<const DeviceContext> context,
-                               const PhysicalMemory& physical, size_t bytes, size_t grain)
-    : context_(std::move(context)), addresses_(*context_, bytes, grain) {
+                               const PhysicalMemory& physical, size_t bytes)
+    : context_(std::move(context)), addresses_(*context_, bytes) {
   const DeviceContext::Use driver(*context_);
   context_->check(driver->MemMap(address(), bytes, 0, physical.handle(), 0), "cuMemMap",
                   [&] { return "map " + std::to_string(bytes) + " bytes"; });

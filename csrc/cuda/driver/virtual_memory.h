@@ -11,13 +11,9 @@ namespace farandole::cuda {
 /// Sizes are multiples of it.
 size_t granularity_of(const DeviceContext& context);
 
-/// Physical memory of a device, or a multicast object: of our own, or from another process's
-/// descriptor.
+/// Physical memory of a device: our own, or from another process's descriptor.
 class PhysicalMemory {
  public:
-  /// Takes the handle over.
-  PhysicalMemory(std::shared_ptr<const DeviceContext> context, PhysicalHandle handle)
-      : context_(std::move(context)), handle_(handle) {}
   static PhysicalMemory make(std::shared_ptr<const DeviceContext> context, size_t bytes);
   static PhysicalMemory from(std::shared_ptr<const DeviceContext> context, const Fd& descriptor);
   PhysicalMemory(PhysicalMemory&& other) noexcept = default;
@@ -28,6 +24,8 @@ class PhysicalMemory {
   Fd descriptor() const;
 
  private:
+  PhysicalMemory(std::shared_ptr<const DeviceContext> context, PhysicalHandle handle)
+      : context_(std::move(context)), handle_(handle) {}
   std::shared_ptr<const DeviceContext> context_;  // null: moved from
   PhysicalHandle handle_;
 };
@@ -35,9 +33,8 @@ class PhysicalMemory {
 /// Where it is mapped, readable and writable for the context's device.
 class VirtualMapping {
  public:
-  /// `grain`: of addresses, where it is not that of granularity_of().
   VirtualMapping(std::shared_ptr<const DeviceContext> context, const PhysicalMemory& physical,
-                 size_t bytes, size_t grain = 0);
+                 size_t bytes);
   ~VirtualMapping();
   VirtualMapping(const VirtualMapping&) = delete;
   VirtualMapping& operator=(const VirtualMapping&) = delete;
@@ -47,7 +44,7 @@ class VirtualMapping {
  private:
   /// Addresses at which nothing lies yet.
   struct Reservation {
-    Reservation(const DeviceContext& context, size_t bytes, size_t grain);
+    Reservation(const DeviceContext& context, size_t bytes);
     ~Reservation();
     const DeviceContext& context;
     size_t bytes;

@@ -1,4 +1,4 @@
-// Elements: folded, scaled and cast as docs/determinism.md says, bit for bit what csrc/fold does.
+// Elements: folded and scaled as docs/determinism.md says, bit for bit what csrc/fold does.
 //
 // The NaN is our own code: instructions pass payloads on, and a test on the host would say nothing
 // of them. So are conversions to bfloat16, for which the oldest architectures have none.
@@ -192,19 +192,6 @@ FARANDOLE_DEVICE BitsOfElement<E> scale_element(BitsOfElement<E> bits, const Sca
   } else {
     return A::narrow(A::widen(bits) * by.float32);
   }
-}
-
-/// Rounded once. From float64 to a half by integers: by way of float32 it would be rounded twice.
-template <typename From, typename To>
-FARANDOLE_DEVICE BitsOfElement<To> cast_element(BitsOfElement<From> bits) {
-  using F = Element<From>;
-  using T = Element<To>;
-  if constexpr (std::is_same_v<From, To>)
-    return bits;
-  else if constexpr (std::is_same_v<From, double> && !std::is_same_v<To, float>)
-    return static_cast<BitsOfElement<To>>(convert<kFormatOf<From>, kFormatOf<To>>(bits));
-  else
-    return T::narrow(static_cast<typename T::Wide>(F::widen(bits)));
 }
 
 }  // namespace farandole::cuda

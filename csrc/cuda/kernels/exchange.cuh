@@ -1,21 +1,10 @@
-// Exchanges among ranks whose kernels run at the same time: two-shot, one-shot, deliver.
+// An all-reduce among ranks whose kernels run at the same time: one-shot.
 #pragma once
 
 #include "cuda/kernels/fold.cuh"
 #include "cuda/kernels/meet.cuh"
 
 namespace farandole::cuda {
-
-/// Everybody's input is there once all have come: kernels start behind what made it. Everybody's
-/// output is, once all have met again in every channel, that is when this kernel has ended.
-/// With nobody else it only folds.
-template <typename E>
-FARANDOLE_DEVICE void two_shot(const TwoShot& p) {
-  const bool alone = p.peers.size == 1;
-  if (!alone && !meet(p.peers)) return;
-  fold<E>(p.fold);
-  if (!alone) meet(p.peers);
-}
 
 template <typename U>
 FARANDOLE_DEVICE U* slot_unit(const OneShot& p, uint32_t owner, uint32_t set, uint32_t from,
@@ -43,7 +32,6 @@ struct LeavesInSlots {
   FARANDOLE_DEVICE U read(uint32_t from) const {
     return load_peer(slot_unit<U>(p, p.peers.rank, set, from, in_slot));
   }
-  FARANDOLE_DEVICE bool is_raw(uint32_t) const { return true; }
   FARANDOLE_DEVICE const Scaling& scaling() const { return p.leaf; }
 };
 
@@ -115,44 +103,6 @@ template <typename E>
 FARANDOLE_DEVICE void one_shot(const OneShot& p) {
   hand_over_and_fold<E>(p);
   tell_end(p);
-}
-
-/// An exchange has few blocks: each thread has several words under way.
-inline constexpr uint32_t kMovesTogether = 4;
-
-/// `bytes` from one place to another, by all threads of the grid: in words of `width`, and one by
-/// one what is before and behind those.
-template <uint32_t width>
-FARANDOLE_DEVICE void move_words(const void* from, void* to, uint64_t bytes) {
-  const uint64_t until = (width - offset_in_pack(to) % width) % width;
-  const uint64_t head = until < bytes ? until : bytes;
-  for_units<kMovesTogether, width>(
-      bytes, {head, (bytes - head) / width}, turns_of_grid(),
-      [&]<uint32_t n>(Elements<n>, uint64_t at) {
-        return load_peer(unit_at<Unit<uint8_t, n>>(from, at));
-      },
-      [&]<uint32_t n>(Elements<n>, uint64_t at, const Unit<uint8_t, n>& word) {
-        store_peer(unit_at<Unit<uint8_t, n>>(to, at), word);
-      });
-}
-
-/// In the widest words that both ends allow.
-FARANDOLE_DEVICE void move(const void* from, void* to, uint64_t bytes) {
-  if (from == to) return;
-  const uint32_t apart = offset_in_pack(from) ^ offset_in_pack(to);
-  if (apart == 0)
-    move_words<16>(from, to, bytes);
-  else if (apart % 4 == 0)
-    move_words<4>(from, to, bytes);
-  else
-    move_words<1>(from, to, bytes);
-}
-
-/// Peers' outputs may be overwritten once all have come; this rank's is complete at the end.
-FARANDOLE_DEVICE void deliver(const Deliver& p) {
-  if (!meet(p.peers)) return;
-  for (uint32_t i = 0; i < p.moves; ++i) move(p.from[i], p.to[i], p.bytes[i]);
-  meet(p.peers);
 }
 
 }  // namespace farandole::cuda

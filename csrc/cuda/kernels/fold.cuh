@@ -22,8 +22,8 @@ FARANDOLE_DEVICE U fold_two(Formula formula, const U& lower, const U& upper) {
         fold_words_apart<U>(formula, bits_as<WordFor<U>>(lower), bits_as<WordFor<U>>(upper)));
 }
 
-/// Folds leaves from `first` on, `n` of them, at most kGroup. `leaves` reads them and says which
-/// are raw, and by what those are scaled.
+/// Folds leaves from `first` on, `n` of them, at most kGroup. `leaves` reads them and says by
+/// what they are scaled.
 ///
 ///   0 1 2 3 4 5 6     neighbours at distance 1, 2, 4; who has none waits. So it splits at the
 ///   0   2   4   6     largest power of two below the number of sources, on both sides, as the
@@ -40,8 +40,7 @@ FARANDOLE_DEVICE U fold_group(Formula formula, uint32_t first, uint32_t n, const
   if (leaves.scaling().applies != 0) {  // once all are under way
     FARANDOLE_UNROLL
     for (uint32_t i = 0; i < kMost; ++i)
-      if (i < n && leaves.is_raw(first + i))
-        held[i] = scale_word_apart<U>(held[i], leaves.scaling());
+      if (i < n) held[i] = scale_word_apart<U>(held[i], leaves.scaling());
   }
   FARANDOLE_UNROLL
   for (uint32_t apart = 1; apart < kMost; apart *= 2) {
@@ -88,7 +87,6 @@ struct LeavesAt {
   uint64_t at;
 
   FARANDOLE_DEVICE U read(uint32_t i) const { return load_peer(unit_at<U>(job.sources[i], at)); }
-  FARANDOLE_DEVICE bool is_raw(uint32_t i) const { return (job.raw >> i & 1) != 0; }
   FARANDOLE_DEVICE const Scaling& scaling() const { return job.leaf; }
 };
 
@@ -152,8 +150,7 @@ FARANDOLE_DEVICE void sum_two(const Fold& job) {
       });
 }
 
-/// By all threads of the grid. Meets nobody: sources are ready, and nobody else touches
-/// destinations meanwhile.
+/// By all threads of the grid.
 template <typename E>
 FARANDOLE_DEVICE void fold(const Fold& job) {
   if (job.source_count == 0 || job.destination_count == 0) return;

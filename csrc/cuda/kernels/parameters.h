@@ -56,29 +56,21 @@ struct Peers {
   Flags* flags[kMostRanks] = {};  // as mapped here; flags[rank] is this rank's own
 };
 
-/// destinations[…][i] = the canonical fold of sources[…][i], scaled: docs/determinism.md.
+/// farandole_fold_<dtype>: destinations[…][i] = the canonical fold of sources[…][i], scaled:
+/// docs/determinism.md. Sources are ready, and nobody else touches destinations meanwhile.
 /// Destinations may be sources. Alignment of elements is enough; where all arrays lie alike modulo
 /// 16 bytes, accesses have 16 bytes.
 struct Fold {
   uint64_t count = 0;  // elements
-  uint64_t raw = 0;    // bit i: source i is a leaf, scaled by `leaf` before it is folded
   uint32_t source_count = 0, destination_count = 0;
   Formula formula = Formula::add;
-  Scaling leaf, finish;
+  Scaling leaf, finish;  // of every source, and of the result
   const void* sources[kMostRanks] = {};
   void* destinations[kMostRanks] = {};
 };
 
-/// farandole_two_shot_<dtype>: meet, fold, meet. NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE, unless
-/// peers.size is 1: then it folds and meets nobody, whatever the sources and destinations are.
-/// All-reduce: rank r folds part r of all inputs to all outputs. Reduce-scatter: its share to its
-/// own output. Broadcast: part r of the root's input to all outputs.
-struct TwoShot {
-  Peers peers;
-  Fold fold;
-};
 template <>
-inline constexpr uint32_t kFittingBlocks<TwoShot> = 4;
+inline constexpr uint32_t kFittingBlocks<Fold> = 4;
 
 /// farandole_one_shot_<dtype>: an all-reduce in which every rank hands its input to all and folds
 /// alone. Input and output may be any memory of this device, and the same. NEEDS ALL RANKS' KERNELS
@@ -100,28 +92,6 @@ constexpr uint64_t slot_offset(uint32_t channel, uint32_t set, uint32_t from, ui
   return ((uint64_t{channel} * 2 + set) * size + from) * kSlotBytes;
 }
 constexpr uint64_t mailbox_bytes(uint32_t size) { return slot_offset(kMostChannels, 0, 0, size); }
-
-/// farandole_deliver: meet, move bytes to where peers want them, meet. All-gather and all-to-all.
-/// NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE.
-struct Deliver {
-  Peers peers;
-  uint32_t moves = 0;
-  uint64_t bytes[kMostRanks] = {};
-  const void* from[kMostRanks] = {};
-  void* to[kMostRanks] = {};
-};
-
-/// farandole_nvls_<dtype>: folds what all devices have bound to a multicast object, and writes the
-/// result to all of them. Meets nobody: all have come, and nobody else touches it meanwhile. But
-/// where streams go on because a rank has died, what it had bound may be gone: with `abort`, the
-/// word of Peers, not zero, nothing is touched.
-struct NvlsFold {
-  uint64_t packs = 0;  // of 16 bytes
-  Formula formula = Formula::add;
-  Scaling finish;
-  void* all = nullptr;  // the object's address of the first one, aligned to 16
-  const uint32_t* abort = nullptr;
-};
 
 /// Where lanes count what they have handed to each other: one in the memory of each rank, mapped by
 /// all and zero at first. By lane and peer; words only grow. Slots are numbered, and slot n lies in
@@ -233,10 +203,8 @@ constexpr uint64_t chunks_of(uint64_t count) {
   return (count + kChunkElements - 1) / kChunkElements;
 }
 
-/// farandole_gather_<from>_<to>: from tensors to a bucket, cast and then scaled.
-/// farandole_scatter_<from>_<to>: from a bucket to tensors, scaled and then cast.
-/// So factors apply in the bucket's dtype. Between float16, bfloat16, float32 and float64, or from
-/// each dtype to itself. Pieces with no elements are not in the table.
+/// farandole_copy_<dtype>: from tensors to a bucket, or back, scaled. Pieces with no elements are
+/// not in the table.
 struct Pieces {
   const Piece* pieces = nullptr;
   uint32_t piece_count = 0;

@@ -1,21 +1,12 @@
 // The one table of kernels: KERNEL(name, parameters, function). Included with KERNEL defined, by
 // kernels.cu, which makes entry points of them, and by the host executor.
 //
-// The names are farandole_<what>, farandole_<what>_<dtype> and farandole_<what>_<from>_<to>.
+// The names are farandole_<what> and farandole_<what>_<dtype>.
 
 #define FARANDOLE_CUDA_OF_ONE(dtype, E)                    \
-  KERNEL(farandole_two_shot_##dtype, TwoShot, two_shot<E>) \
+  KERNEL(farandole_fold_##dtype, Fold, fold<E>)            \
   KERNEL(farandole_one_shot_##dtype, OneShot, one_shot<E>) \
-  KERNEL(farandole_lanes_##dtype, Lanes, lanes<E>)         \
-  FARANDOLE_CUDA_OF_TWO(dtype, E, dtype, E)
-
-#define FARANDOLE_CUDA_OF_TWO(from, From, to, To)                    \
-  KERNEL(farandole_gather_##from##_##to, Pieces, (gather<From, To>)) \
-  KERNEL(farandole_scatter_##from##_##to, Pieces, (scatter<From, To>))
-
-#define FARANDOLE_CUDA_CASTS(a, A, b, B) \
-  FARANDOLE_CUDA_OF_TWO(a, A, b, B)      \
-  FARANDOLE_CUDA_OF_TWO(b, B, a, A)
+  KERNEL(farandole_lanes_##dtype, Lanes, lanes<E>)
 
 KERNEL(farandole_arrive, Meet, arrive)
 KERNEL(farandole_await, Meet, await)
@@ -23,7 +14,6 @@ KERNEL(farandole_graph_begin, GraphCollective, graph_begin)
 KERNEL(farandole_graph_end, GraphCollective, graph_end)
 KERNEL(farandole_graph_arrive, GraphMeet, graph_arrive)
 KERNEL(farandole_graph_pass, GraphMeet, graph_pass)
-KERNEL(farandole_deliver, Deliver, deliver)
 
 KERNEL(farandole_update_float32, Updates, update<float>)
 KERNEL(farandole_update_float64, Updates, update<double>)
@@ -44,13 +34,14 @@ FARANDOLE_CUDA_OF_ONE(uint32, uint32_t)
 FARANDOLE_CUDA_OF_ONE(uint64, uint64_t)
 FARANDOLE_CUDA_OF_ONE(bool, Boolean)
 
-FARANDOLE_CUDA_CASTS(float16, Float16, bfloat16, BFloat16)
-FARANDOLE_CUDA_CASTS(float16, Float16, float32, float)
-FARANDOLE_CUDA_CASTS(float16, Float16, float64, double)
-FARANDOLE_CUDA_CASTS(bfloat16, BFloat16, float32, float)
-FARANDOLE_CUDA_CASTS(bfloat16, BFloat16, float64, double)
-FARANDOLE_CUDA_CASTS(float32, float, float64, double)
+// Copies of any elements of so many bytes, and of floats with a factor.
+KERNEL(farandole_copy_uint8, Pieces, copy_pieces<uint8_t>)
+KERNEL(farandole_copy_uint16, Pieces, copy_pieces<uint16_t>)
+KERNEL(farandole_copy_uint32, Pieces, copy_pieces<uint32_t>)
+KERNEL(farandole_copy_uint64, Pieces, copy_pieces<uint64_t>)
+KERNEL(farandole_copy_float16, Pieces, copy_pieces<Float16>)
+KERNEL(farandole_copy_bfloat16, Pieces, copy_pieces<BFloat16>)
+KERNEL(farandole_copy_float32, Pieces, copy_pieces<float>)
+KERNEL(farandole_copy_float64, Pieces, copy_pieces<double>)
 
 #undef FARANDOLE_CUDA_OF_ONE
-#undef FARANDOLE_CUDA_OF_TWO
-#undef FARANDOLE_CUDA_CASTS

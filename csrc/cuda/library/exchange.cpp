@@ -78,15 +78,10 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       rescue_(context),
       strands_{Strand(context), Strand(context)} {}
 
-void Exchange::open_bucket(const void* image, const void* nvls) {
+void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
   load_kernels();
-  try {
-    nvls_kernels_ = NvlsBucket::load_kernels(context_, nvls);
-  } catch (const Error& error) {
-    no_nvls_ = error;
-  }
   if (!in_graphs_)
     scratch_ = allocate_device(context_, kCudaStrands * scratch_bytes(), Sharing::none);
   tables_.emplace(context_);
@@ -192,7 +187,6 @@ void Exchange::let_go_of_peers() noexcept {
   finish();
   for (uint32_t r = 0; r < size_; ++r)
     if (r != rank_) peers_[r] = nullptr;
-  if (nvls_) nvls_->let_go();
   let_go_ = true;
 }
 
@@ -244,7 +238,7 @@ void Exchange::begin(Moments& moments, uint64_t strands) {
 uint32_t Exchange::end(Moments& moments) {
   const DeviceContext::Use all_calls(*context_);
   Strand& first = strands_[0];
-  move(0, "scatter", std::exchange(unpack_, {}));
+  move(0, std::exchange(unpack_, {}));
   for (size_t i = 1; i < strands_used_; ++i) {
     strands_[i].edge.record(strands_[i].stream);
     first.stream.wait(strands_[i].edge);

@@ -28,7 +28,6 @@
 #include "cuda/library/device_clock.h"
 #include "cuda/library/lane_tables.h"
 #include "cuda/library/move_tables.h"
-#include "cuda/library/nvls_bucket.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
 
@@ -58,11 +57,11 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// `image`: the kernels; `nvls`: those for a switch, null: none. Throws Error(device) where the
-  /// device lacks what it takes.
-  void open_bucket(const void* image, const void* nvls);
+  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
+  void open_bucket(const void* image);
   /// Then: the data with which others map it.
   MemoryExport share() const { return bucket_->share(); }
+  const DeviceProperties& device() const { return context_->device(); }
   uint32_t multiprocessors() const;
   void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors,
            bool takes_turns = false);
@@ -87,13 +86,6 @@ class Exchange {
   uint32_t end(Moments& moments);
   /// Whether streams take another piece without blocking the caller.
   bool has_room() const;
-
-  /// This rank's part in a multicast object, which the first rank makes.
-  NvlsBucket& open_nvls();
-  NvlsBucket* nvls() { return nvls_ ? &*nvls_ : nullptr; }
-  void close_nvls() { nvls_.reset(); }
-  /// In place of run(): the switch folds.
-  void run_nvls(const CudaPiece& piece);
 
   /// Whether graphs may still use it.
   bool has_graphs() const { return captured_ && captured_->has_graphs(); }
@@ -143,10 +135,9 @@ class Exchange {
   Flags* spin_flags_of(uint32_t rank) const;
   LaneFlags* lane_flags_of(uint32_t rank) const;
   Peers spinning_peers() const;
-  void move(int32_t strand, std::string_view what, std::span<const Move> moves);
-  /// `own`: this rank's bucket, or what stands for it.
-  void move_in(const CudaPiece& piece, DevicePointer own);
-  void move_out(const CudaPiece& piece, DevicePointer own);
+  void move(int32_t strand, std::span<const Move> moves);
+  void move_in(const CudaPiece& piece);
+  void move_out(const CudaPiece& piece);
   void meet(int32_t strand);
   void note(int32_t strand);
   void ring_behind(Strand& strand);
@@ -156,8 +147,6 @@ class Exchange {
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
   uint64_t scratch_bytes() const;
-  void scale_leaves(const CudaPiece& piece, DevicePointer bucket);
-  void fold_by_switch(const CudaPiece& piece);
   DevicePointer pack_of(uint64_t bytes);
   void load_kernels();
   const DeviceFunction& kernel(const std::string& name) const { return kernels_.at(name); }
@@ -188,14 +177,11 @@ class Exchange {
   uint32_t least_multiprocessors_;
   std::optional<CapturedSteps> captured_;
   Arrivals arrivals_;
-  uint32_t spun_ = 0;                                        // meetings of kernels that spin
-  PinnedMemory abort_;                                       // a word that ends kernels which spin
-  std::vector<std::unique_ptr<DeviceMemory>> packs_;         // for NCCL: the last one is used
-  std::vector<Move> unpack_;                                 // once it has launched
-  std::unique_ptr<DeviceMemory> scratch_;                    // of norms, by strand
-  std::shared_ptr<const NvlsBucket::Kernels> nvls_kernels_;  // null: no switch can be used
-  std::optional<Error> no_nvls_;                             // why they could not be loaded
-  std::optional<NvlsBucket> nvls_;
+  uint32_t spun_ = 0;                                 // meetings of kernels that spin
+  PinnedMemory abort_;                                // a word that ends kernels which spin
+  std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
+  std::vector<Move> unpack_;                          // once it has launched
+  std::unique_ptr<DeviceMemory> scratch_;             // of norms, by strand
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two
   std::vector<std::unique_ptr<Moments>> spare_;

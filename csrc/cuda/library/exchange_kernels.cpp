@@ -16,7 +16,7 @@ void Exchange::load_kernels() {
     kernels_.emplace(name, module_->function(name));
   };
   for (const DTypeRow& d : kDTypes) {
-    load(kernel_name("two_shot", d.dtype));
+    load(kernel_name("fold", d.dtype));
     if (mailbox_bytes_ > 0) load(kernel_name("one_shot", d.dtype));
     if (lane_flag_bytes_ > 0) load(kernel_name("lanes", d.dtype));
   }
@@ -25,10 +25,7 @@ void Exchange::load_kernels() {
     load(kernel_name("update", dtype));
     load(kernel_name("norms", dtype));
   }
-  for (const DType width : kOfWidth) {
-    load(kernel_name("gather", width, width));
-    load(kernel_name("scatter", width, width));
-  }
+  for (const DType width : kOfWidth) load(kernel_name("copy", width));
 }
 
 /// The same on all ranks: what the least of their devices has, and the most crowded of them.
@@ -65,10 +62,9 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
   for (uint32_t r = 0; r < size_; ++r) mailboxes[r] = at_address(mailbox_of(r));
   // Arrays that lie apart are brought together first.
   const bool apart = piece.ins > 0;
-  const DevicePointer bucket = bucket_of(rank_, piece.strand);
-  const DevicePointer input = apart ? bucket : piece.input;
+  const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
   const DevicePointer output = apart ? input : piece.output;
-  move_in(piece, bucket);
+  move_in(piece);
   if (piece.count > 0) ++spun_;
   OneShot job = all_reduce_in_one(spinning_peers(), at_address(input), at_address(output),
                                   std::span(mailboxes).first(size_), piece.count, folding);
@@ -80,7 +76,7 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
   kernel(kernel_name("one_shot", folding.dtype))
       .launch(strands_[0].stream,
               {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
-  move_out(piece, bucket);
+  move_out(piece);
 }
 
 // ---- a schedule ----
@@ -121,7 +117,7 @@ void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool gr
     throw Error(ErrorCode::internal, "a schedule that kernels which run at once cannot take");
   const DevicePointer here = bucket_of(rank_, 0);
   const bool apart = piece.ins > 0;
-  move_in(piece, here);
+  move_in(piece);
   ++spun_;
   Lanes job{
       .peers = spinning_peers(),
@@ -140,7 +136,7 @@ void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool gr
   }
   kernel(kernel_name("lanes", folding.dtype))
       .launch(stream, {.blocks = plan.lanes, .threads = kThreads}, job);
-  move_out(piece, here);
+  move_out(piece);
   note(0);
 }
 

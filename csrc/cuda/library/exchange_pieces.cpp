@@ -22,38 +22,37 @@ constexpr size_t kFewMoves = 4;
 
 void Exchange::run(const CudaPiece& piece) {
   const DeviceContext::Use all_calls(*context_);
-  const DevicePointer bucket = bucket_of(rank_, piece.strand);
-  move_in(piece, bucket);
+  move_in(piece);
   meet(piece.strand);
   if (piece.count > 0) fold(piece);
   update(piece);
   norm(piece);
-  if (piece.folds_to == kFoldsToOutput) move_out(piece, bucket);
+  if (piece.folds_to == kFoldsToOutput) move_out(piece);
   meet(piece.strand);
-  if (piece.folds_to != kFoldsToOutput) move_out(piece, bucket);
+  if (piece.folds_to != kFoldsToOutput) move_out(piece);
   note(piece.strand);
 }
 
-void Exchange::move_in(const CudaPiece& piece, DevicePointer own) {
+void Exchange::move_in(const CudaPiece& piece) {
+  const DevicePointer own = bucket_of(rank_, piece.strand);
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.in, piece.ins))
     moves.push_back({own + one.to, piece.input + one.from, one.bytes});
-  move(piece.strand, "gather", moves);
+  move(piece.strand, moves);
 }
 
-void Exchange::move_out(const CudaPiece& piece, DevicePointer own) {
+void Exchange::move_out(const CudaPiece& piece) {
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.out, piece.outs)) {
-    const auto from = static_cast<uint32_t>(one.rank);
-    const DevicePointer bucket = from == rank_ ? own : bucket_of(from, piece.strand);
+    const DevicePointer bucket = bucket_of(static_cast<uint32_t>(one.rank), piece.strand);
     moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
   }
-  move(piece.strand, "scatter", moves);
+  move(piece.strand, moves);
 }
 
 /// Many by kernels, in the widest elements that divide them all; few by the driver's copies, those
 /// of an exchange without a bucket, and those of a graph, in which a table would have to last.
-void Exchange::move(int32_t strand, std::string_view what, std::span<const Move> moves) {
+void Exchange::move(int32_t strand, std::span<const Move> moves) {
   const StreamRef& stream = stream_of(strand);
   while (moves.size() > kFewMoves && tables_ && !captured_) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
@@ -64,7 +63,7 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
     const auto pieces = tables_->put(stream, backlog, some, width, completions_);
     if (!pieces) break;
     const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
-    kernel(kernel_name(what, dtype, dtype))
+    kernel(kernel_name("copy", dtype))
         .launch(
             stream,
             {.blocks = blocks_for_chunks(pieces->chunks, multiprocessors()), .threads = kThreads},
@@ -125,16 +124,14 @@ void Exchange::fold(const CudaPiece& piece) {
   if (piece.own_to != 0) buckets[rank_] = at_address(piece.own_to - before);
   std::span<void* const> to = std::span(buckets).first(size_);
   if (piece.folds_to >= 0) to = to.subspan(static_cast<size_t>(piece.folds_to), 1);
-  TwoShot job{
-      .peers = {},
-      .fold = fold_of(std::span(sources).first(size_), to, piece.first, piece.count, folding)};
+  Fold job = fold_of(std::span(sources).first(size_), to, piece.first, piece.count, folding);
   if (piece.folds_to == kFoldsToOutput) {
-    job.fold.destination_count = 1;
-    job.fold.destinations[0] = at_address(piece.fold_to);
+    job.destination_count = 1;
+    job.destinations[0] = at_address(piece.fold_to);
   }
   const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
                                      {.processors = multiprocessors()});
-  kernel(kernel_name("two_shot", folding.dtype))
+  kernel(kernel_name("fold", folding.dtype))
       .launch(stream_of(piece.strand), {.blocks = blocks, .threads = kThreads}, job);
 }
 
@@ -201,7 +198,7 @@ void Exchange::run_nccl(const CudaNcclJob& job) {
     unpack_.push_back({call.output, at, call.count * element});
     at += whole_packs(call.count * element);
   }
-  move(0, "gather", in);
+  move(0, in);
   CudaNcclJob packed = job;
   packed.calls = calls.data();
   packed.size = calls.size();

@@ -57,7 +57,7 @@ int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor
     if (kernel_image() == nullptr)
       throw Error(ErrorCode::device,
                   "this build of farandole has no kernels: it had no compiler for them");
-    exchange->exchange.open_bucket(kernel_image(), nvls_image());
+    exchange->exchange.open_bucket(kernel_image());
     MemoryExport shared = exchange->exchange.share();
     *mine = {shared.id.process,
              shared.id.number,
@@ -66,6 +66,7 @@ int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor
              static_cast<int32_t>(exchange->exchange.multiprocessors()),
              shared.kind == ExportKind::ipc ? 1 : 0,
              exchange->exchange.takes_turns() ? 1 : 0,
+             exchange->exchange.device().multicast ? 1 : 0,
              {}};
     std::memcpy(mine->device, shared.device.bytes, sizeof mine->device);
     static_assert(sizeof mine->handle == sizeof shared.handle);
@@ -249,45 +250,6 @@ void graph_state(const CudaExchange* exchange, CudaGraphState* state) {
   *state = exchange->exchange.captured().state();
 }
 
-// ---- by a switch ----
-
-int32_t offer_nvls(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
-                   CudaFailure* failure) {
-  return guarded(failure, [&] {
-    if (nvls_image() == nullptr)
-      throw Error(
-          ErrorCode::device,
-          "this build of farandole has no kernels for NVLS: it had no compiler of CUDA 12.2");
-    *descriptor = exchange->exchange.open_nvls().offer(*mine).release();
-    return 1;
-  });
-}
-
-int32_t join_nvls(CudaExchange* exchange, const CudaNvls* first, int32_t descriptor,
-                  CudaFailure* failure) {
-  return guarded(failure, [&] {
-    const Fd own(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
-    exchange->exchange.nvls()->join(*first, own);
-    return 1;
-  });
-}
-
-int32_t bind_nvls(CudaExchange* exchange, CudaFailure* failure) {
-  return guarded(failure, [&] {
-    exchange->exchange.nvls()->bind();
-    return 1;
-  });
-}
-
-int32_t run_nvls(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure) {
-  return guarded(failure, [&] {
-    exchange->exchange.run_nvls(*piece);
-    return 1;
-  });
-}
-
-void close_nvls(CudaExchange* exchange) { exchange->exchange.close_nvls(); }
-
 // ---- NCCL ----
 
 int32_t make_nccl_id(CudaNcclId* id, CudaFailure* failure) {
@@ -360,11 +322,6 @@ void add_exchanging(CudaTable& table) {
   table.graph_state = graph_state;
   table.graphs_are_wrong = graphs_are_wrong;
   table.give_up_graphs = give_up_graphs;
-  table.offer_nvls = offer_nvls;
-  table.join_nvls = join_nvls;
-  table.bind_nvls = bind_nvls;
-  table.run_nvls = run_nvls;
-  table.close_nvls = close_nvls;
   table.make_nccl_id = make_nccl_id;
   table.open_nccl = open_nccl;
   table.nccl_ready = nccl_ready;

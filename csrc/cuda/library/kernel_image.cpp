@@ -18,14 +18,6 @@ const void* kernel_image() {
 #endif
 }
 
-const void* nvls_image() {
-#ifdef FARANDOLE_HAS_NVLS
-  return farandole_nvls_fatbin;
-#else
-  return nullptr;
-#endif
-}
-
 KernelBuild kernel_build() {
 #ifdef FARANDOLE_NVCC
   static constexpr int kCodes[] = {FARANDOLE_KERNEL_CODES};

@@ -10,9 +10,6 @@ namespace farandole::cuda {
 
 /// A fatbin in this library; null where it was built without nvcc.
 const void* kernel_image();
-/// The kernels for a switch between devices, of compute capability 9.0 and more; null where that
-/// nvcc was older than 12.2, too.
-const void* nvls_image();
 
 /// The compiler and the targets of the fatbin.
 struct KernelBuild {

@@ -5,7 +5,6 @@
 #include "cuda/library/exchanging.h"
 #include "cuda/library/guarded.h"
 #include "cuda/library/kernel_image.h"
-#include "cuda/library/measuring.h"
 #include "cuda/nccl/nccl_functions.h"
 
 namespace farandole::cuda {
@@ -71,7 +70,6 @@ extern "C" __attribute__((visibility("default"))) const farandole::CudaTable* fa
     made.find_nccl = cuda::find_nccl;
     cuda::add_copying(made);
     cuda::add_exchanging(made);
-    made.measure = cuda::measure;
     return made;
   }();
   return version == kCudaTableVersion ? &table : nullptr;

@@ -1,5 +1,5 @@
-// Many moves by one kernel: a bucket's gather and scatter take a table, which has to lie on the
-// device until the kernel has read it. Tables are made with the bucket and used in turn.
+// Many moves by one kernel: copies into a bucket and out of it take a table, which has to lie on
+// the device until the kernel has read it. Tables are made with the bucket and used in turn.
 #pragma once
 
 #include <array>

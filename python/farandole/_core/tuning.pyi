@@ -45,7 +45,7 @@ def explain_devices(
     dtype: str = "float32",
     level: str = "canonical",
     no_nccl: str = "",
-    no_nvls: str = "",
+    switched: bool = False,
     lanes: int = 0,
     piece_bytes: int = 0,
     staged_piece_bytes: int = 0,

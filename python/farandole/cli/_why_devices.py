@@ -34,7 +34,7 @@ def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
     rows = _core.tuning.explain_devices(
         asked["collective"], longest, ranks, spin_bytes, chosen_by,
         dtype=asked["dtype"], level=asked["level"], no_nccl=_why_no_nccl(asked),
-        no_nvls=_why_no_nvls(asked), lanes=lanes, piece_bytes=_PIECE_BYTES,
+        switched=_have_switch(), lanes=lanes, piece_bytes=_PIECE_BYTES,
         staged_piece_bytes=int(setting("FARANDOLE_STAGED_PIECE_BYTES")),
         take_turns=shared and ranks > 1,
     )  # fmt: skip
@@ -59,17 +59,14 @@ def _why_no_nccl(asked: dict[str, str]) -> str:
     return ""
 
 
-def _why_no_nvls(asked: dict[str, str]) -> str:
-    """Likewise."""
+def _have_switch() -> bool:
+    """Whether a switch joins all devices of this host."""
     from farandole import _core, cuda
 
-    if asked["memory"] == "shared-device" and asked["ranks"] != "1":
-        return "NVLS takes one rank on a device, and these share one"
     try:
-        alike = [d.folds_by_switch for d in cuda.devices()]
-    except (_core.Error, ImportError) as error:
-        return str(getattr(error, "verdict", error))
-    return "" if alike and all(alike) else "the devices have no switch that folds (NVLS)"
+        return all(device.folds_by_switch for device in cuda.devices())
+    except (_core.Error, ImportError):
+        return False
 
 
 def _verdict(row: dict[str, Any]) -> str:

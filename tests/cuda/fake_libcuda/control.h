@@ -2,13 +2,14 @@
 // environment (FAKE_CUDA_DEVICES=2) or from configure("devices", "2"):
 //
 //   devices 1   version 99000   capability 90   memory 1073741824   name "Fake GPU"
-//   virtual_memory 1   host_register 1   peers 1 (devices reach each other, seen or not)
+//   multiprocessors 4   virtual_memory 1   host_register 1
+//   peers 1            devices reach each other, seen or not
 //   lacks ""           functions that cuGetProcAddress does not find, with commas
 //   jitter 0           a seed: streams sleep a little before they do anything
 //   memory_operations 1   streams wait for words and write them
 //   stream_room 1020      calls that a stream holds before it holds up the next (an H200's driver)
 //   mps 1              processes that share a device take no turns there
-//   multicast 0        a switch folds what devices have bound to multicast objects
+//   multicast 0        a switch joins the devices (NVLink SHARP)
 //   deinitialized 0    every call is answered as at the end of a process
 //   fail ""            "cuMemCreate#2=2,cuStreamQuery#1=700": see fail()
 //   report ""          a file that gets what misuse() and alive() say when the process ends

@@ -91,19 +91,9 @@ FAKE_CUDA cuDeviceGetAttribute(int* value, int attribute, int device) {
   return of_device("cuDeviceGetAttribute", device, [&](State& all, Lock&) {
     const Config& config = all.config;
     const std::map<int, int> attributes{
-        {1, 1024},                     // threads of a block
-        {16, 4},                       // multiprocessors
-        {18, 0},                       // integrated
-        {39, 2048},                    // threads of a multiprocessor
-        {75, config.capability / 10},  //
-        {76, config.capability % 10},
-        {95, 1},  // cooperative launch
-        {97, 227 << 10},
-        {99, config.host_register},
-        {102, config.virtual_memory},
-        {103, config.virtual_memory},
-        {132, config.multicast},
-        {133, config.mps},
+        {16, config.multiprocessors}, {75, config.capability / 10},  //
+        {76, config.capability % 10}, {99, config.host_register},   {102, config.virtual_memory},
+        {103, config.virtual_memory}, {132, config.multicast},      {133, config.mps},
     };
     const auto found = attributes.find(attribute);
     if (found == attributes.end()) return kInvalidValue;

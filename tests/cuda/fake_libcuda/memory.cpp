@@ -16,6 +16,7 @@ using namespace farandole::cuda::fake;
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kGranularity = 2 << 20;
 constexpr char kMemfd[] = "fake-cuda-";  // and the number of its device on this machine
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -33,6 +34,33 @@ DevicePointer map_new(int descriptor, size_t bytes) {
 void block(DevicePointer address, size_t bytes) {
   ::mmap(host(address), whole_pages(bytes), PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+/// One that other processes may map, if they know its name; -1: the system has none.
+int make_memfd(const char* name, size_t bytes) {
+  const int descriptor = ::memfd_create(name, MFD_CLOEXEC);
+  if (descriptor >= 0 && ::ftruncate(descriptor, static_cast<off_t>(whole_pages(bytes))) != 0) {
+    ::close(descriptor);
+    return -1;
+  }
+  return descriptor;
+}
+
+/// "": it is none.
+std::string name_of_memfd(int descriptor) {
+  constexpr std::string_view kBefore = "/memfd:";
+  char target[64] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+  if (::readlink(link.c_str(), target, sizeof target - 1) <= 0) return "";
+  const std::string_view file = target;
+  if (!file.starts_with(kBefore)) return "";
+  return std::string(file.substr(kBefore.size(), file.find(' ') - kBefore.size()));
+}
+
+/// A descriptor that shares nothing with `of` but the memory: locks on it are its own.
+int open_again(pid_t process, int of) {
+  const std::string link = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(of);
+  return ::open(link.c_str(), O_RDWR | O_CLOEXEC);
 }
 
 bool others_have_it_open(int descriptor) {
@@ -83,6 +111,13 @@ bool in_reach(const State& all, int device, int number) {
   return all.config.peers || all.visible[static_cast<size_t>(device)] == number;
 }
 
+void drop_if_unused(State& all, PhysicalHandle handle) {
+  const auto found = all.physicals.find(handle);
+  if (!found->second.released || found->second.mappings > 0) return;
+  ::close(found->second.descriptor);
+  all.physicals.erase(found);
+}
+
 /// The contents of an IPC handle.
 struct Ipc {
   char magic[8];
@@ -93,38 +128,6 @@ struct Ipc {
 
 }  // namespace
 
-int farandole::cuda::fake::make_memfd(const char* name, size_t bytes) {
-  const int descriptor = ::memfd_create(name, MFD_CLOEXEC);
-  if (descriptor >= 0 && ::ftruncate(descriptor, static_cast<off_t>(whole_pages(bytes))) != 0) {
-    ::close(descriptor);
-    return -1;
-  }
-  return descriptor;
-}
-
-std::string farandole::cuda::fake::name_of_memfd(int descriptor) {
-  constexpr std::string_view kBefore = "/memfd:";
-  char target[64] = {};
-  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
-  if (::readlink(link.c_str(), target, sizeof target - 1) <= 0) return "";
-  const std::string_view file = target;
-  if (!file.starts_with(kBefore)) return "";
-  return std::string(file.substr(kBefore.size(), file.find(' ') - kBefore.size()));
-}
-
-int farandole::cuda::fake::open_again(pid_t process, int of) {
-  const std::string link = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(of);
-  return ::open(link.c_str(), O_RDWR | O_CLOEXEC);
-}
-
-void farandole::cuda::fake::drop_if_unused(State& all, PhysicalHandle handle) {
-  const auto found = all.physicals.find(handle);
-  if (!found->second.released || found->second.mappings > 0) return;
-  ::close(found->second.descriptor);
-  close_multicast(found->second);
-  all.physicals.erase(found);
-}
-
 void farandole::cuda::fake::free_all(State& all, const CUctx_st* context) {
   for (auto it = all.regions.begin(); it != all.regions.end();) {
     const auto next = std::next(it);
@@ -134,7 +137,6 @@ void farandole::cuda::fake::free_all(State& all, const CUctx_st* context) {
   std::erase_if(all.physicals, [&](const auto& entry) {
     if (entry.second.context != context) return false;
     ::close(entry.second.descriptor);
-    close_multicast(entry.second);
     return true;
   });
   std::erase_if(all.events, [&](const auto* event) { return event->context == context; });
@@ -366,7 +368,6 @@ FAKE_CUDA cuMemMap(DevicePointer address, size_t bytes, size_t offset, PhysicalH
         bytes > physical->second.bytes || bytes > reserved->second)
       return kInvalidValue;
     if (all.regions.contains(address)) return 208;
-    if (!may_map(all, physical->second)) return kInvalidValue;
     ::mmap(host(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->second.descriptor, 0);
     Region region{RegionKind::mapped, context, bytes};
     region.physical = handle;
@@ -402,11 +403,9 @@ FAKE_CUDA cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess
     if (access->location.id < 0 || access->location.id >= static_cast<int>(all.visible.size()))
       return kInvalidDevice;
     const Physical& physical = all.physicals[found->second.physical];
-    if (physical.multicast == nullptr &&
-        !in_reach(all, access->location.id, device_of_memory(physical.descriptor)))
+    if (!in_reach(all, access->location.id, device_of_memory(physical.descriptor)))
       return kInvalidDevice;
-    if (physical.multicast == nullptr)
-      ::mprotect(host(address), bytes, PROT_READ | PROT_WRITE);  // else for kernels alone
+    ::mprotect(host(address), bytes, PROT_READ | PROT_WRITE);
     found->second.accessible = true;
     return kSuccess;
   });
@@ -426,21 +425,16 @@ FAKE_CUDA cuMemExportToShareableHandle(void* into, PhysicalHandle handle, int ty
 }
 
 FAKE_CUDA cuMemImportFromShareableHandle(PhysicalHandle* handle, void* from, int type) {
-  return call("cuMemImportFromShareableHandle", Needs::context,
-              [&](State& all, Lock&, CUctx_st* context) {
-                const auto given = static_cast<int>(reinterpret_cast<intptr_t>(from));
-                struct stat status{};
-                MulticastTable* const multicast = open_multicast(given);
-                const bool known = multicast != nullptr || device_of_memory(given) >= 0;
-                if (type != kByDescriptor || !known || ::fstat(given, &status) != 0)
-                  return kInvalidValue;
-                const int descriptor = ::fcntl(given, F_DUPFD_CLOEXEC, 0);
-                if (descriptor < 0) return 304;
-                *handle = ++all.last_physical;
-                const size_t bytes =
-                    multicast != nullptr ? multicast->bytes : static_cast<size_t>(status.st_size);
-                all.physicals[*handle] = {context, bytes, descriptor};
-                all.physicals[*handle].multicast = multicast;
-                return kSuccess;
-              });
+  return call(
+      "cuMemImportFromShareableHandle", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+        const auto given = static_cast<int>(reinterpret_cast<intptr_t>(from));
+        struct stat status{};
+        if (type != kByDescriptor || device_of_memory(given) < 0 || ::fstat(given, &status) != 0)
+          return kInvalidValue;
+        const int descriptor = ::fcntl(given, F_DUPFD_CLOEXEC, 0);
+        if (descriptor < 0) return 304;
+        *handle = ++all.last_physical;
+        all.physicals[*handle] = {context, static_cast<size_t>(status.st_size), descriptor};
+        return kSuccess;
+      });
 }

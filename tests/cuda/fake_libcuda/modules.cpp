@@ -13,9 +13,7 @@ using namespace farandole::cuda::fake;
 namespace {
 
 constexpr uint32_t kFatbin = 0xba55ed50;
-constexpr int kMostThreads = 1024, kBlocksOfMultiprocessor = 32, kThreadsOfMultiprocessor = 2048;
-constexpr int kMultiprocessors = 4;
-constexpr size_t kSharedOfMultiprocessor = 228 << 10, kMostShared = 227 << 10;
+constexpr int kMostThreads = 1024;
 
 template <typename Body>
 int of_module(const char* name, CUmod_st* module, const Body& body) {
@@ -33,13 +31,6 @@ int of_function(const char* name, CUfunc_st* function, const Body& body) {
   return of_module(name, function->module, body);
 }
 
-int blocks_at_once(int threads, size_t shared) {
-  if (threads <= 0 || threads > kMostThreads) return 0;
-  const int by_threads = std::min(kBlocksOfMultiprocessor, kThreadsOfMultiprocessor / threads);
-  return shared == 0 ? by_threads
-                     : std::min(by_threads, static_cast<int>(kSharedOfMultiprocessor / shared));
-}
-
 /// Addresses among the parameters: words that lie in what was allocated. Those in tables that the
 /// kernel reads itself are not seen.
 std::vector<std::pair<DevicePointer, size_t>> addresses_in(State& all, const char* kernel,
@@ -53,15 +44,15 @@ std::vector<std::pair<DevicePointer, size_t>> addresses_in(State& all, const cha
   return found;
 }
 
-int launch(State& all, CUctx_st* context, CUfunc_st* function, Dim grid, Dim block, size_t shared,
+int launch(State& all, CUctx_st* context, CUfunc_st* function, Dim grid, Dim block,
            CUstream_st* stream, void** parameters) {
   const Kernel& kernel = *function->kernel;
   const size_t threads = size_t{block.x} * block.y * block.z;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0 || threads > kMostThreads ||
-      shared > function->most_shared || parameters == nullptr || parameters[0] == nullptr)
+      parameters == nullptr || parameters[0] == nullptr)
     return kInvalidValue;
   const auto* const first = static_cast<const std::byte*>(parameters[0]);
-  Launch launched{&kernel, grid, block, shared, {first, first + kernel.parameter_bytes}};
+  Launch launched{&kernel, grid, block, {first, first + kernel.parameter_bytes}};
   const auto uses = addresses_in(all, kernel.name, launched.parameters);
   const auto work = [launched = std::move(launched)] {
     try {
@@ -128,15 +119,6 @@ FAKE_CUDA cuFuncGetAttribute(int* value, int attribute, FunctionHandle function)
   });
 }
 
-FAKE_CUDA cuFuncSetAttribute(FunctionHandle function, int attribute, int value) {
-  return of_function("cuFuncSetAttribute", function, [&](State&) {
-    if (attribute != kMostDynamicShared || value < 0 || static_cast<size_t>(value) > kMostShared)
-      return kInvalidValue;
-    function->most_shared = static_cast<size_t>(value);
-    return kSuccess;
-  });
-}
-
 FAKE_CUDA cuFuncGetParamInfo(FunctionHandle function, size_t index, size_t* offset, size_t* bytes) {
   return of_function("cuFuncGetParamInfo", function, [&](State&) {
     if (index != 0) return kInvalidValue;
@@ -146,34 +128,12 @@ FAKE_CUDA cuFuncGetParamInfo(FunctionHandle function, size_t index, size_t* offs
   });
 }
 
-FAKE_CUDA cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, FunctionHandle function,
-                                                      int threads, size_t shared) {
-  return of_function("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, [&](State&) {
-    if (threads <= 0 || shared > function->most_shared) return kInvalidValue;
-    *blocks = blocks_at_once(threads, shared);
-    return kSuccess;
-  });
-}
-
 FAKE_CUDA cuLaunchKernel(FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                          StreamHandle stream, void** parameters, void**) {
   return of_function("cuLaunchKernel", function, [&](State& all) {
+    if (shared != 0) return static_cast<int>(kInvalidValue);  // no kernel has any
     return launch(all, function->module->context, function, {grid_x, grid_y, grid_z},
-                  {block_x, block_y, block_z}, shared, stream, parameters);
-  });
-}
-
-FAKE_CUDA cuLaunchCooperativeKernel(FunctionHandle function, unsigned grid_x, unsigned grid_y,
-                                    unsigned grid_z, unsigned block_x, unsigned block_y,
-                                    unsigned block_z, unsigned shared, StreamHandle stream,
-                                    void** parameters) {
-  return of_function("cuLaunchCooperativeKernel", function, [&](State& all) {
-    const auto threads = static_cast<int>(block_x * block_y * block_z);
-    if (static_cast<int>(grid_x * grid_y * grid_z) >
-        kMultiprocessors * blocks_at_once(threads, shared))
-      return 720;
-    return launch(all, function->module->context, function, {grid_x, grid_y, grid_z},
-                  {block_x, block_y, block_z}, shared, stream, parameters);
+                  {block_x, block_y, block_z}, stream, parameters);
   });
 }

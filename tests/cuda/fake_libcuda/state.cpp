@@ -37,9 +37,10 @@ void add_failures(State& all, const std::string& text) {
 }
 
 void read_environment(State& all) {
-  for (const char* name : {"devices", "version", "capability", "memory", "name", "virtual_memory",
-                           "host_register", "peers", "lacks", "jitter", "deinitialized", "fail",
-                           "memory_operations", "stream_room", "multicast", "mps"}) {
+  for (const char* name :
+       {"devices", "version", "capability", "memory", "name", "virtual_memory", "host_register",
+        "peers", "lacks", "jitter", "deinitialized", "fail", "memory_operations", "stream_room",
+        "multicast", "mps", "multiprocessors"}) {
     std::string variable = "FAKE_CUDA_";
     for (const char* c = name; *c != 0; ++c) variable += static_cast<char>(std::toupper(*c));
     if (const char* value = std::getenv(variable.c_str())) configure(all, name, value);
@@ -129,6 +130,8 @@ void configure(State& all, const std::string& name, const std::string& value) {
     config.stream_room = static_cast<size_t>(number);
   else if (name == "mps")
     config.mps = number != 0;
+  else if (name == "multiprocessors")
+    config.multiprocessors = static_cast<int>(number);
   else if (name == "multicast")
     config.multicast = number != 0;
   else if (name == "deinitialized")
@@ -184,8 +187,7 @@ size_t State::used_memory() const {
   size_t used = 0;
   for (const auto& [base, region] : regions)
     if (region.kind == RegionKind::allocated) used += region.bytes;
-  for (const auto& [handle, physical] : physicals)
-    if (physical.multicast == nullptr) used += physical.bytes;
+  for (const auto& [handle, physical] : physicals) used += physical.bytes;
   return used;
 }
 

@@ -37,7 +37,6 @@ struct CUevent_st {
 struct CUfunc_st {
   const farandole::cuda::Kernel* kernel = nullptr;
   CUmod_st* module = nullptr;
-  size_t most_shared = 48 << 10;
 };
 struct CUmod_st {
   CUctx_st* context = nullptr;
@@ -63,34 +62,13 @@ struct Region {
   bool portable = true;     // registered: other contexts may have it, too
 };
 
-/// A multicast object's state, which all processes share by its memfd.
-struct MulticastTable {
-  enum class Bound : int { no, yes, not_any_more };
-  struct Member {
-    std::atomic<int> device{-1};  // its number on this machine; -1: nobody's yet
-    std::atomic<Bound> bound{Bound::no};
-    std::atomic<pid_t> process{0};
-    std::atomic<int> descriptor{-1};
-  };
-  static constexpr int kMost = 64;
-  int devices = 0;
-  size_t bytes = 0;
-  Member members[kMost];
-
-  bool has_all() const;
-  Member* of(int device);
-};
-
-/// Memory of a device, or a multicast object.
+/// Memory of a device.
 struct Physical {
   CUctx_st* context = nullptr;
   size_t bytes = 0;
   int descriptor = -1;
-  int mappings = 0;  // and bindings
+  int mappings = 0;
   bool released = false, exportable = false;
-  MulticastTable* multicast = nullptr;
-  std::vector<void*> members{};  // of it, as mapped here for kernels; null where they are not yet
-  PhysicalHandle bound = 0;      // to it by this process
 };
 
 /// A piece of work in a stream.
@@ -133,7 +111,7 @@ struct CUuserObject_st {
 namespace farandole::cuda::fake {
 
 struct Config {
-  int devices = 1, version = 99000, capability = 90;
+  int devices = 1, version = 99000, capability = 90, multiprocessors = 4;
   size_t memory = size_t{1} << 30;
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
@@ -219,21 +197,6 @@ int call(const char* name, Needs needs, const Body& body) {
 // memory.cpp
 /// All that a context's end takes with it.
 void free_all(State& state, const CUctx_st* context);
-inline constexpr size_t kGranularity = 2 << 20;
-/// One that other processes may map, if they know its name; -1: the system has none.
-int make_memfd(const char* name, size_t bytes);
-/// "": it is none.
-std::string name_of_memfd(int descriptor);
-/// A descriptor that shares nothing with `of` but the memory: locks on it are its own.
-int open_again(pid_t process, int of);
-void drop_if_unused(State& state, PhysicalHandle handle);
-
-// multicast.cpp
-/// Null where the descriptor is none of a multicast object.
-MulticastTable* open_multicast(int descriptor);
-void close_multicast(const Physical& physical);
-/// For cuMemMap: false where the driver would wait for devices that nobody has added.
-bool may_map(State& state, const Physical& physical);
 
 // streams.cpp
 /// Puts work into a stream; `ranges`: what it uses.
