@@ -21,6 +21,7 @@ from farandole._words import type_of as type_of  # beside the other words for ar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 Kind = tuple[str, Callable[[Any], bool]]  # what an argument is, in words; whether a value is it
 _WRONG = (
@@ -47,6 +48,7 @@ def explained_by(
 ) -> Callable[_P, _R]:
     """Like explained(), with an error of another kind."""
     signature = inspect.signature(function)
+    hands_on = hasattr(function, "__signature__")
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -55,12 +57,33 @@ def explained_by(
         except Error:
             raise
         except _WRONG as error:
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            if hands_on and unknown:  # in Python's words, which would name another function
+                raise TypeError(
+                    f"{_called(function)}() got an unexpected keyword argument '{unknown[0]}'"
+                ) from None
             why = _wrong(_called(function), signature, args, kwargs, kinds)
             if why is None:
                 raise
             raise error_of(why) from error
 
     return call
+
+
+def passes_on(*others: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Shows the keywords of other functions in place of the ``**options`` that it passes on."""
+
+    def with_keywords(function: Any) -> Any:
+        own = inspect.signature(function)
+        shown = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        for other in others:
+            for name, p in inspect.signature(other).parameters.items():
+                if p.kind is p.KEYWORD_ONLY:
+                    shown.setdefault(name, p)
+        function.__signature__ = own.replace(parameters=list(shown.values()))
+        return function
+
+    return with_keywords
 
 
 @overload

@@ -95,6 +95,24 @@ def test_the_argument_and_its_value_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "unknown"),
+    [
+        ("all_reduce", "shares"),
+        ("broadcast", "level"),
+        ("grouped_broadcast", "op"),
+        ("send", "to_"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_in_the_name_of_what_was_called(
+    name: str, unknown: str
+) -> None:
+    function, right = getattr(fd, name), {"send": (np.ones(1), 0)}.get(name, ([np.ones(1)],))
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword .* '{unknown}'$"):
+        function(*right, **{unknown: 1})
+    assert unknown not in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"rank": "0", "size": 1}, {"rank": 0, "size": 1.0}, {"rank": 2**40, "size": 2**41},
