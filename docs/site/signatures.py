@@ -1,5 +1,5 @@
-"""Shows the keywords that a function hands on in place of its ``**options``: they are known at run
-time (`farandole._arguments.passes_on`), and pages are made of the files alone."""
+"""Shows the parameters that decorators of `farandole._arguments` give a function: they are known at
+run time, and pages are made of the files alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 import griffe
 
-_HANDS_ON = ("passes_on", "collective")  # names of decorators
+_DECORATORS = ("collective(", "passes_on(", "takes(")
 
 
 class Signatures(griffe.Extension):
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        if not any(str(each.value).startswith(_HANDS_ON) for each in func.decorators):
+        if not any(str(each.value).startswith(_DECORATORS) for each in func.decorators):
             return
-        live = getattr(importlib.import_module(func.module.path), func.name)
+        live: Any = importlib.import_module(func.module.path)
+        for name in func.path.removeprefix(func.module.path + ".").split("."):
+            live = getattr(live, name)
         func.parameters = griffe.Parameters(
             *(
                 griffe.Parameter(
