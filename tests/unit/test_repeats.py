@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from repeats import LEAST, Repeat, repeats, sources
 
+MOST = 61  # two thirds of the first count
 BLOCK = [f"total += weight[{i}] * value" for i in range(LEAST)]
 
 
@@ -58,6 +59,11 @@ def test_imports_namespaces_and_the_licence_do_not_count() -> None:
     ]
     files = {"a.py": python, "b.py": python, "a.h": text(*cpp), "b.h": text(*cpp)}
     assert repeats(files) == []
+
+
+def test_the_sources_repeat_themselves_seldom() -> None:
+    found = repeats(sources())
+    assert len(found) <= MOST, "\n".join(map(str, found))
 
 
 def test_all_folders_are_read() -> None:
