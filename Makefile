@@ -169,11 +169,12 @@ docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its d
 site: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test $(STAMPS)/site  ## the documentation as a site, in build/site; a broken link or a missing docstring fails
 	NO_MKDOCS_2_WARNING=1 COLUMNS=88 $(BIN)/python -W ignore -m mkdocs build --strict
 
-size:  ## lines per folder, the longest files, and the change since BASE
+size:  ## lines per folder, the longest files, the blocks that stand twice, and the change since BASE
 	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \
 	  '{ n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n && i < 3; ++i) d = d "/" p[i]; s[d] += $$1; t += $$1 } \
 	   END { for (d in s) printf "%7d  %s\n", s[d], d; printf "%7d  in all\n", t }' | sort -k2
 	@echo; git ls-files -z '*.h' '*.cpp' '*.py' | xargs -0 wc -l | grep -v ' total$$' | sort -rn | head -10
+	@echo; $(PYTHON) tests/repeats.py | tail -1
 	@echo; git diff --stat $(BASE) | tail -1
 
 clean:  ## remove all that make made, .venv included

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from farandole._bench.statistics import median
-from farandole._launch.ranks import rank_environment, shared_environment
+from farandole._ranks import Call, call_on_ranks
 from farandole.cli._terminal import print_table
 
 _LIMIT = 60  # seconds for one run
 
 _PROGRAM = """
-import os, signal, sys, time
+import os, signal, time
 import numpy as np
 import farandole as fd
 fd.init()
-victim, how = fd.size() - 1, sys.argv[1]
+victim = fd.size() - 1
 def say(what): os.write(1, b"%s %d\\n" % (what, time.monotonic_ns()))
 def die():
     say(b"dies")
@@ -48,22 +46,20 @@ except fd.PeerLost as error:
 
 def once(ranks: int, how: str) -> float:
     """Seconds from the death to the last survivor's error."""
-    shared = shared_environment(ranks, os.environ)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, how],
-            stdout=subprocess.PIPE,
-            env=shared | rank_environment(rank, [ranks]),
-        )
-        for rank in range(ranks)
-    ]
-    lines = [process.communicate(timeout=_LIMIT)[0].split() for process in started]
+    printed = [bytearray() for _ in range(ranks)]
+    call_on_ranks(
+        ranks,
+        Call.of(exec, _PROGRAM, {"how": how}),
+        env={},
+        timeout=_LIMIT,
+        listen=lambda rank, _, data: printed[rank].extend(data),
+    )
+    lines = [line.split() for each in printed for line in each.splitlines()]
     said = {
-        word: [int(line[1]) for line in lines if line and line[0] == word]
-        for word in (b"dies", b"knows")
+        word: [int(line[1]) for line in lines if line[:1] == [word]] for word in (b"dies", b"knows")
     }
     if len(said[b"dies"]) != 1 or len(said[b"knows"]) != ranks - 1:
-        raise SystemExit(f"a survivor did not hear of the death: {lines}")
+        raise SystemExit(f"a survivor did not hear of the death: {printed}")
     return (max(said[b"knows"]) - said[b"dies"][0]) / 1e9
 
 

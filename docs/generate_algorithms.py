@@ -45,14 +45,14 @@ def pages() -> dict[Path, str]:
     rows = _core.schedule.planners()
     drawings = {
         PLANS / drawing_name(row, size): to_svg(
-            draw_plan(row["collective"], row["name"], size, COUNT)
+            draw_plan(_plan.Shape(row["collective"], row["name"], size, COUNT))
         )
         for row in rows
         for size in drawn_sizes(row)
     }
     for name, hosts in LEVELLED.items():
         drawings[PLANS / drawing_of_hosts(name)] = to_svg(
-            draw_plan("all_reduce", name, DRAWN, COUNT, host_of=hosts)
+            draw_plan(_plan.Shape("all_reduce", name, DRAWN, COUNT, host_of=hosts))
         )
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -125,7 +125,7 @@ def link_text(name: str, layout: str) -> str:
     rows = _core.schedule.planners(ranks, COUNT, collective="all_reduce", host_of=host_of)
     if name not in {row["name"] for row in rows}:
         return "–"  # noqa: RUF001
-    world = _plan.plan_world("all_reduce", name, ranks, COUNT, host_of=host_of)
+    world = _plan.plan_world(_plan.Shape("all_reduce", name, ranks, COUNT, host_of=host_of))
     return f"{_plan.link_elements(world, host_of) / COUNT:.2f}".rstrip("0").rstrip(".")
 
 
@@ -137,7 +137,7 @@ class Figures:
 
     @classmethod
     def of(cls, collective: str, name: str, size: int) -> Figures:
-        world = _plan.plan_world(collective, name, size, COUNT)
+        world = _plan.plan_world(_plan.Shape(collective, name, size, COUNT))
         sums = _plan.totals(world, "")
         return cls(
             sums.rounds,

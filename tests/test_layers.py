@@ -306,3 +306,17 @@ def test_a_type_has_its_name_for_itself() -> None:
                 where.setdefault(name, set()).add(source)
     assert where
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
+def test_ranks_are_started_by_one_function() -> None:
+    starts = {
+        str(path.relative_to(PACKAGE))
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Popen")
+    }
+    assert starts == {
+        "_launch/ranks.py",
+        "_launch/agents/connection.py",  # ssh, on the launcher's terminal
+        "_launch/elastic/discovery.py",  # the user's script that lists hosts
+    }

@@ -32,22 +32,22 @@ using ConnectMaker = std::function<Connect(const Engine&, const Membership&, uin
 using TransportsMaker = std::function<std::vector<std::shared_ptr<Transport>>(const Engine&)>;
 
 struct EngineOptions {
-  Duration spin = std::chrono::microseconds(50);
-  Duration warn_after = std::chrono::seconds(10);
+  Duration spin = duration_of(Config{}.spin_us / 1e6);
+  Duration warn_after = duration_of(Config{}.warn_after);
   ProgressMode progress = ProgressMode::automatic;
   bool threads = true;  // false: the engine's owner polls it, as simulated worlds do
   std::optional<FewThreads> few_threads;
-  TransportsMaker transports;             // none: ranks have no connections
-  BackendMaker direct;                    // runs over shared memory
-  BackendMaker schedules;                 // runs what that cannot
-  BackendMaker eager;                     // of several hosts: runs small operations instead of them
-  std::string device_path = "auto";       // auto, or a way (devices/device_paths)
-  size_t device_bucket_bytes = 32 << 20;  // of a device, for one piece of a collective
-  size_t staged_piece_bytes = 4 << 20;    // of a long array on a device that goes by the host
-  Wire wire = Wire::plain;                // how bytes between hosts are protected
-  bool pairs_by_schedules = false;        // direct runs nothing between two ranks either
-  ConnectMaker channels;                  // none: ranks exchange no messages
-  std::shared_ptr<Trace> trace;           // null: nothing is traced until set_trace()
+  TransportsMaker transports;  // none: ranks have no connections
+  BackendMaker direct;         // runs over shared memory
+  BackendMaker schedules;      // runs what that cannot
+  BackendMaker eager;          // of several hosts: runs small operations instead of them
+  std::string device_path = Config{}.device_path;  // auto, or a way (devices/device_paths)
+  size_t device_bucket_bytes = Config{}.device_bucket_bytes;  // for one piece of a collective
+  size_t staged_piece_bytes = Config{}.staged_piece_bytes;    // of an array that goes by the host
+  Wire wire = Wire::plain;          // how bytes between hosts are protected
+  bool pairs_by_schedules = false;  // direct runs nothing between two ranks either
+  ConnectMaker channels;            // none: ranks exchange no messages
+  std::shared_ptr<Trace> trace;     // null: nothing is traced until set_trace()
   // Measurements by which backends choose, the same on all ranks. Only backends read them.
   std::shared_ptr<const TuningTable> tuning;
   uint32_t first_sequence = 0;  // where the numbers of operations begin, for tests of their wrap

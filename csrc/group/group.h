@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/config.h"
 #include "engine/engine.h"
 #include "group/any_source.h"
 #include "group/arguments.h"
@@ -17,7 +18,7 @@
 namespace farandole {
 
 struct GroupDefaults {
-  Duration timeout = std::chrono::seconds(1800);  // zero: for ever
+  Duration timeout = duration_of(Config{}.timeout);  // zero: for ever
   Determinism level = Determinism::canonical;
   std::string algorithm;
   /// Asked now and then while the group is created; throws to give up.

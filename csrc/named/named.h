@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/config.h"
 #include "engine/engine.h"
 #include "engine/task.h"
 #include "group/group.h"
@@ -27,8 +28,8 @@
 namespace farandole {
 
 struct NamedOptions {
-  size_t fusion_bytes = 64 << 20;
-  size_t ids = 16384;
+  size_t fusion_bytes = Config{}.fusion_bytes;
+  size_t ids = Config{}.name_cache;
 };
 
 class Named : public Task {

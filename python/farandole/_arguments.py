@@ -13,7 +13,7 @@ import os
 import struct
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from farandole import _core
 from farandole._core import Error, Group, InvalidArgument
@@ -21,6 +21,10 @@ from farandole._words import type_of as type_of  # beside the other words for ar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_S = TypeVar("_S")
+_M = TypeVar("_M")
+_T_co = TypeVar("_T_co", covariant=True)
 
 Kind = tuple[str, Callable[[Any], bool]]  # what an argument is, in words; whether a value is it
 _WRONG = (
@@ -47,6 +51,7 @@ def explained_by(
 ) -> Callable[_P, _R]:
     """Like explained(), with an error of another kind."""
     signature = inspect.signature(function)
+    hands_on = hasattr(function, "__signature__")
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -55,12 +60,81 @@ def explained_by(
         except Error:
             raise
         except _WRONG as error:
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            if hands_on and unknown:  # in Python's words, which would name another function
+                raise TypeError(
+                    f"{_called(function)}() got an unexpected keyword argument '{unknown[0]}'"
+                ) from None
             why = _wrong(_called(function), signature, args, kwargs, kinds)
             if why is None:
                 raise
             raise error_of(why) from error
 
     return call
+
+
+def passes_on(*others: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Shows the keywords of other functions in place of the ``**options`` that it passes on."""
+
+    def with_keywords(function: Any) -> Any:
+        own = inspect.signature(function)
+        shown = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        for other in others:
+            for name, p in inspect.signature(other).parameters.items():
+                if p.kind is p.KEYWORD_ONLY:
+                    shown.setdefault(name, p)
+        function.__signature__ = own.replace(parameters=list(shown.values()))
+        return function
+
+    return with_keywords
+
+
+class _Taking(Protocol[_P, _T_co]):
+    @overload
+    def __call__(self, function: Callable[[_T_co], _R], /) -> Callable[_P, _R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[_S, _T_co], _R], /
+    ) -> Callable[Concatenate[_S, _P], _R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[_S, _M, _T_co], _R], /
+    ) -> Callable[Concatenate[_S, _M, _P], _R]: ...
+
+
+def takes(fields: Callable[_P, _T_co]) -> _Taking[_P, _T_co]:
+    """Gives a function the parameters of `fields`, a NamedTuple, say: calls make one of them, which
+    is the function's last argument. So a signature that several functions share stands once."""
+
+    def with_fields(function: Any) -> Any:
+        own, theirs = inspect.signature(function), inspect.signature(fields)
+        before = list(own.parameters.values())[:-1]
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mine = [*args[: len(before)]]
+            mine += [kwargs.pop(p.name) for p in before[len(args) :] if p.name in kwargs]
+            try:
+                if len(mine) < len(before):
+                    raise TypeError(f"() missing a required argument: '{before[len(mine)].name}'")
+                asked = fields(*args[len(before) :], **kwargs)
+            except TypeError as error:  # in the name of what was called
+                words = str(error).partition("() ")[2]
+                raise TypeError(f"{function.__qualname__}() {words}") from None
+            return function(*mine, asked)
+
+        call.__signature__ = own.replace(  # type: ignore[attr-defined]
+            parameters=[*before, *map(_as_written, theirs.parameters.values())]
+        )
+        return call
+
+    return with_fields
+
+
+def _as_written(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Fields of a NamedTuple have made something of their annotations."""
+    annotation = parameter.annotation
+    return parameter.replace(annotation=getattr(annotation, "__forward_arg__", annotation))
 
 
 @overload

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farandole import _core  # type: ignore[attr-defined, unused-ignore]
-from farandole._plan_size import checked_algorithm
+from farandole._plan_size import Shape, checked
 from farandole._tables import counted
 
 Step = dict[str, Any]  # as `_core.schedule.plan` gives it; slices are (space, offset, count)
@@ -27,17 +27,7 @@ class Totals:
     order: str
 
 
-def plan_world(
-    collective: str,
-    algorithm: str,
-    ranks: int,
-    count: int,
-    lanes: int = 1,
-    segments: int = 1,
-    root: int = 0,
-    counts: Sequence[int] = (),
-    host_of: Sequence[int] = (),
-) -> list[Lanes]:
+def plan_world(shape: Shape) -> list[Lanes]:
     """Every rank's lanes.
 
     Raises:
@@ -45,19 +35,11 @@ def plan_world(
     """
     return [
         _core.schedule.plan(
-            collective,
-            algorithm,
-            rank,
-            ranks,
-            count,
-            lanes,
-            segments,
-            root,
-            list(counts),
-            host_of=list(host_of),
+            shape.collective, str(shape.algorithm), rank, shape.ranks, shape.count, shape.lanes,
+            shape.segments, shape.root, list(shape.counts), host_of=list(shape.host_of),
         )
-        for rank in range(ranks)
-    ]
+        for rank in range(shape.ranks)
+    ]  # fmt: skip
 
 
 def rounds_of(world: list[Lanes]) -> list[list[list[int]]]:
@@ -164,41 +146,17 @@ def _table(lane: list[Step], rounds: list[int], rank: int) -> list[str]:
     return [f"  {number:>5}  {sends:<{width}}  {text}".rstrip() for number, sends, text in rows]
 
 
-def render(
-    collective: str,
-    algorithm: str | None,
-    ranks: int,
-    count: int,
-    *,
-    lanes: int = 1,
-    segments: int = 1,
-    root: int = 0,
-    counts: Sequence[int] = (),
-    host_of: Sequence[int] = (),
-    rank: int | None = None,
-    itemsize: int = 4,
-) -> str:
+def render(shape: Shape, *, rank: int | None = None, itemsize: int = 4) -> str:
     """The schedules of all ranks as a table for each rank and lane, and what they add up to.
 
     Args:
-        collective: ``"all_reduce"``, ``"broadcast"``, …
-        algorithm: the planner's name, as in ``_core.schedule.planners()``; None: the one that the
-            default cost model picks.
-        ranks: how many there are.
-        count: elements of each rank's input; of a scatter's output; of an all_to_all's blocks.
-        lanes: independent channels that share the data.
-        segments: pieces in which a transfer goes, the unit of pipelining.
-        root: of a broadcast, reduce, gather or scatter.
-        counts: the elements of each rank's share, where they differ; of an all_to_all those of each
-            block, at ``sender * ranks + receiver``. ``count`` does not count then.
-        host_of: each rank's host, by any numbers; empty: all ranks share one.
         rank: the only rank whose steps are shown; the totals are those of all.
         itemsize: bytes of an element, for the totals.
 
     Raises:
         InvalidArgument: there is no such algorithm for the collective, or the shape makes no sense.
 
-    >>> print(render("broadcast", "binomial", 2, 8))
+    >>> print(render(Shape("broadcast", "binomial", 2, 8)))
     broadcast by binomial: 2 ranks, 8 elements, 1 lane, 1 segment
     <BLANKLINE>
     rank 0
@@ -215,29 +173,26 @@ def render(
     folded  at most 0 bytes by a rank
     order   canonical (proved, apart and in place)
     """
-    if rank is not None and not 0 <= rank < ranks:
-        raise _core.InvalidArgument(f"rank {rank} is not one of {ranks}")
-    counts = list(counts)
-    algorithm = checked_algorithm(
-        collective, algorithm, ranks, count, lanes, segments, root, counts, itemsize, host_of
-    )
-    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts, host_of)
+    if rank is not None and not 0 <= rank < shape.ranks:
+        raise _core.InvalidArgument(f"rank {rank} is not one of {shape.ranks}")
+    shape = checked(shape, itemsize)
+    collective, algorithm, host_of = shape.collective, str(shape.algorithm), shape.host_of
+    world = plan_world(shape)
     orders = set()
     places = (False, True) if _core.schedule.goes_in_place(collective) else (False,)
     for in_place in places:
         problem, order = _core.schedule.prove(
-            collective, algorithm, ranks, count, lanes, segments, root, in_place, counts,
-            host_of=list(host_of),
+            collective, algorithm, shape.ranks, shape.count, shape.lanes, shape.segments,
+            shape.root, in_place, list(shape.counts), host_of=list(host_of),
         )  # fmt: skip
         if problem:
             raise RuntimeError(f"{algorithm} is wrong: {problem}")
         orders.add(order)
     sums = totals(world, min(orders, key=["same_on_all_ranks", "canonical"].index))
 
-    elements = f"counts {','.join(map(str, counts))}" if counts else counted(count, "element")
     lines = [
-        f"{collective} by {algorithm}: {counted(ranks, 'rank')}, {elements}, "
-        f"{counted(lanes, 'lane')}, {counted(segments, 'segment')}"
+        f"{collective} by {algorithm}: {counted(shape.ranks, 'rank')}, {shape.elements}, "
+        f"{counted(shape.lanes, 'lane')}, {counted(shape.segments, 'segment')}"
         + (f", {counted(len(set(host_of)), 'host')}" if host_of else "")
     ]
     for shown, rounds in enumerate(rounds_of(world)):

@@ -11,8 +11,6 @@ import faulthandler
 import os
 import pickle
 import select
-import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -20,10 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from farandole._launch.processes import die_with_parent
-from farandole._launch.ranks import Rendezvous, rank_environment, shared_environment
+from farandole._launch.ranks import (
+    Rendezvous,
+    Started,
+    rank_environment,
+    shared_environment,
+    start_rank,
+)
 
 _CODE = "from farandole._ranks import live; live({}, {})"
+GRACE = 5.0  # seconds that the others have once a rank has failed
 _READ_SIZE = 1 << 16
 _LAST_READS = 32  # of a pipe whose rank is dead: more than it holds (64 KiB, 1 MiB at most)
 
@@ -40,14 +44,20 @@ class Call(NamedTuple):
     by_value: bool  # the answer may hold functions and classes of any place: see dumps()
     stacks_after: float | None  # seconds until stacks are printed
 
+    @staticmethod
+    def of(function: Callable[..., Any], *args: Any, stacks_after: float | None = None) -> Call:
+        """Of a function that pickle finds by its module and name."""
+        packed = pickle.dumps((function, args, {}))
+        return Call(list(sys.path), None, packed, False, stacks_after)
+
 
 class Answer(NamedTuple):
     """A rank's last message, before it ends."""
 
-    result: Any
-    error: BaseException | None  # None also when it could not be pickled
-    trace: str  # of the exception; "" when there was none
-    when: float  # time.monotonic(), which all processes of a machine share
+    result: Any = None
+    error: BaseException | None = None  # None also when it could not be pickled
+    trace: str = ""  # of the exception; "" when there was none
+    when: float = 0.0  # time.monotonic(), which all processes of a machine share
 
 
 class End(NamedTuple):
@@ -59,11 +69,12 @@ class End(NamedTuple):
 
 
 class _Rank:
-    def __init__(self, number: int, process: subprocess.Popen[bytes], pipes: Sequence[int]) -> None:
+    def __init__(self, number: int, started: Started, answer_pipe: int, call_pipe: int) -> None:
         self.number = number
-        self.process = process
-        self.ended = os.pidfd_open(process.pid)
-        self.out, self.err, self.answer_pipe, self.call_pipe = pipes
+        self.process, self.out, self.err = started
+        self.kill = started.kill
+        self.ended = os.pidfd_open(self.process.pid)
+        self.answer_pipe, self.call_pipe = answer_pipe, call_pipe
         self.unsent = memoryview(b"")
         self.answer = bytearray()
         self.late = False
@@ -81,18 +92,19 @@ def call_on_ranks(
     env: Mapping[str, str],
     timeout: float | None,
     listen: Listener,
-    grace: float = 5.0,
 ) -> tuple[list[End], list[int]]:
     """Runs the call on ranks 0 to n-1 and waits for all; no process is left behind.
 
     Args:
         env: more environment variables.
-        timeout: seconds until all ranks are killed.
-        grace: seconds that the others have once a rank has failed.
+        timeout: seconds until all ranks are killed; once one has failed, `GRACE` at most.
         listen: is handed what ranks write, as it comes.
 
     Returns:
         How each ended, and the ranks in the order of their ends.
+
+    Raises:
+        LaunchError: a rank could not be started.
     """
     told = pickle.dumps(call)
     shared = {
@@ -107,11 +119,10 @@ def call_on_ranks(
         for number in range(n):
             ranks.append(_start(number, n, shared))
             ranks[-1].unsent = memoryview(told)
-        order = _attend(ranks, timeout, grace, listen)
+        order = _attend(ranks, timeout, listen)
     finally:
         for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.killpg(rank.process.pid, signal.SIGKILL)
+            rank.kill()
         for rank in ranks:
             rank.process.wait()
             for _ in range(_LAST_READS):
@@ -121,36 +132,28 @@ def call_on_ranks(
 
 
 def _start(number: int, n: int, shared: Mapping[str, str]) -> _Rank:
-    parent = os.getpid()
-    pairs = [os.pipe() for _ in range(4)]
-    out, err, answer, call = pairs
+    its_call, call = os.pipe()
+    answer, its_answer = os.pipe()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _CODE.format(call[0], answer[1])],
-            env={**shared, **rank_environment(number, [n])},
-            stdin=subprocess.DEVNULL,
-            stdout=out[1],
-            stderr=err[1],
-            pass_fds=(call[0], answer[1]),
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),
+        started = start_rank(
+            f"rank {number}",
+            [sys.executable, "-c", _CODE.format(its_call, its_answer)],
+            {**shared, **rank_environment(number, [n])},
+            pass_fds=(its_call, its_answer),
         )
     except BaseException:
-        for pair in pairs:
-            for descriptor in pair:
-                os.close(descriptor)
+        os.close(call)
+        os.close(answer)
         raise
-    for descriptor in (out[1], err[1], answer[1], call[0]):
-        os.close(descriptor)
-    mine = (out[0], err[0], answer[0], call[1])
-    for descriptor in mine:
+    finally:
+        os.close(its_call)
+        os.close(its_answer)
+    for descriptor in (started.out, started.err, answer, call):
         os.set_blocking(descriptor, False)
-    return _Rank(number, process, mine)
+    return _Rank(number, started, answer, call)
 
 
-def _attend(
-    ranks: Sequence[_Rank], timeout: float | None, grace: float, listen: Listener
-) -> list[int]:
+def _attend(ranks: Sequence[_Rank], timeout: float | None, listen: Listener) -> list[int]:
     """Waits for all to end, or the time to pass; returns the ranks in the order of their ends."""
     order: list[int] = []
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -174,7 +177,7 @@ def _attend(
             if rank.number not in order and rank.process.poll() is not None:
                 order.append(rank.number)
                 if rank.process.returncode != 0:
-                    soon = time.monotonic() + grace
+                    soon = time.monotonic() + GRACE
                     deadline = soon if deadline is None else min(deadline, soon)
     for rank in ranks:
         rank.late = rank.number not in order

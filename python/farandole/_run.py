@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from farandole import _ranks
 from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
+from farandole._launch.job import LaunchError
 from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run"]
@@ -56,7 +57,8 @@ def run(
             or the function or its arguments cannot be pickled.
         Exception: what the first rank to fail raised, if that can be pickled; its cause is a
             ``RanksFailed`` with the rank and its traceback.
-        RanksFailed: a rank died, ran out of time, or raised what cannot be pickled.
+        RanksFailed: a rank could not be started, died, ran out of time, or raised what cannot be
+            pickled.
 
     Examples:
         >>> import farandole
@@ -83,9 +85,12 @@ def run(
         ) from error
     call = _ranks.Call(list(sys.path), _main_module(fn), packed, True, None)
     screen = _Screen(np)
-    ends, order = _ranks.call_on_ranks(
-        np, call, env=dict(env or {}), timeout=timeout, listen=screen.put
-    )
+    try:
+        ends, order = _ranks.call_on_ranks(
+            np, call, env=dict(env or {}), timeout=timeout, listen=screen.put
+        )
+    except LaunchError as error:
+        raise RanksFailed(str(error)) from error
     screen.finish()
     _raise_first_failure(ends, order, timeout)
     return [end.answer.result for end in ends if end.answer is not None]

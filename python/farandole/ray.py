@@ -14,13 +14,13 @@ from farandole._launch.agents.carried import NAMES, carried
 from farandole._launch.agents.secret import VARIABLE as SECRET_FILE
 from farandole._launch.agents.secret import new_secret
 from farandole._launch.ranks import Rendezvous, free_port, new_run_id, rank_environment
+from farandole._ranks import GRACE, Answer
 from farandole._run import RanksFailed, raise_what_it_raised
 from farandole.common._needs import ray
 
 __all__ = ["RanksFailed", "run"]
 
 _R = TypeVar("_R")
-_GRACE = 5.0  # seconds that the others have once a rank has failed
 
 
 class _Home(NamedTuple):
@@ -31,14 +31,6 @@ class _Home(NamedTuple):
     port: int  # that was free there
     pid: int
     gpus: list[str]
-
-
-class _Answer(NamedTuple):
-    """How a rank's function ended."""
-
-    result: Any
-    error: BaseException | None
-    trace: str  # "" when there was none
 
 
 class _Rank:
@@ -65,16 +57,16 @@ class _Rank:
             fd.shutdown()  # tells the others what is being handled
             return _portable(error, trace)
         fd.shutdown()
-        return _Answer(result, None, "")
+        return Answer(result)
 
 
-def _portable(error: BaseException, trace: str) -> _Answer:
+def _portable(error: BaseException, trace: str) -> Answer:
     """The answer, without an exception that cannot be sent."""
     try:
         ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
     except Exception:
-        return _Answer(None, None, trace)
-    return _Answer(None, error, trace)
+        return Answer(trace=trace)
+    return Answer(error=error, trace=trace)
 
 
 def _kept_in_memory(secret: str) -> str:
@@ -232,11 +224,11 @@ def _got(asked: Sequence[Any], until: float, what: str) -> list[Any]:
         raise RanksFailed(f"an actor of Ray could not {what}: {error}") from error
 
 
-def _attend(calls: Sequence[Any], homes: Sequence[_Home], timeout: float | None) -> list[_Answer]:
+def _attend(calls: Sequence[Any], homes: Sequence[_Home], timeout: float | None) -> list[Answer]:
     """Waits for all; raises for the first to fail, after a moment in which the others may end."""
     rank_of = {call: rank for rank, call in enumerate(calls)}
-    answers: dict[int, _Answer] = {}
-    failed: list[tuple[int, _Answer]] = []  # in the order of their ends
+    answers: dict[int, Answer] = {}
+    failed: list[tuple[int, Answer]] = []  # in the order of their ends
     until = None if timeout is None else time.monotonic() + timeout
     pending = list(calls)
     while pending:
@@ -248,7 +240,7 @@ def _attend(calls: Sequence[Any], homes: Sequence[_Home], timeout: float | None)
         answers[rank] = answer = _answer_of(done[0])
         if answer.trace:
             failed.append((rank, answer))
-            soon = time.monotonic() + _GRACE
+            soon = time.monotonic() + GRACE
             until = soon if until is None else min(until, soon)
     if not failed and pending:
         raise RanksFailed(f"rank {rank_of[pending[0]]} did not end within {timeout:g} s")
@@ -257,17 +249,17 @@ def _attend(calls: Sequence[Any], homes: Sequence[_Home], timeout: float | None)
     return [answers[rank] for rank in range(len(calls))]
 
 
-def _answer_of(call: Any) -> _Answer:
+def _answer_of(call: Any) -> Answer:
     try:
-        answer: _Answer = ray.get(call)
+        answer: Answer = ray.get(call)
         return answer
     except ray.exceptions.RayActorError as error:  # the process is gone
-        return _Answer(None, error, str(error))
+        return Answer(error=error, trace=str(error))
     except ray.exceptions.RayTaskError as error:  # its result cannot be sent, or the like
-        return _Answer(None, None, str(error))
+        return Answer(trace=str(error))
 
 
-def _raise_first(failed: Sequence[tuple[int, _Answer]], homes: Sequence[_Home]) -> None:
+def _raise_first(failed: Sequence[tuple[int, Answer]], homes: Sequence[_Home]) -> None:
     """A rank that died, or that raised an error of its own, brings the others' verdicts about."""
     died = [f for f in failed if isinstance(f[1].error, ray.exceptions.RayActorError)]
     own = [f for f in failed if not isinstance(f[1].error, fd.Error)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -54,8 +52,7 @@ def run_ranks(
     """
     if "<" in function.__qualname__ or function.__module__ == "__main__":
         raise ValueError(f"{function.__qualname__} is not at the top of an importable module")
-    packed = pickle.dumps((function, args, {}))
-    call = _ranks.Call(list(sys.path), None, packed, False, max(1.0, timeout - 2))
+    call = _ranks.Call.of(function, *args, stacks_after=max(1.0, timeout - 2))
     output = [bytearray() for _ in range(n)]
     ends, order = _ranks.call_on_ranks(
         n,

@@ -54,6 +54,16 @@ def by_steps(start: Start) -> Start:
     return started
 
 
+@pytest.fixture
+def there(by_steps: Start) -> Start:
+    """The same, for ranks of PyTorch that do not compare weights."""
+
+    def started(size: int, **env: str) -> World:
+        return by_steps(size, **{"framework": "torch", "FARANDOLE_CHECK_WEIGHTS": "off", **env})
+
+    return started
+
+
 @pytest.fixture(scope="module")
 def fake_nccl() -> str:
     harness.build("fake_libnccl")

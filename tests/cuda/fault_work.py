@@ -150,3 +150,13 @@ def all_hear(world: World, killed: int | None = None) -> tuple[str, str, list[in
     assert left == ["", ""]
     assert others == [(*facts, left)] * len(others)
     return tuple(facts)
+
+
+def assert_rank_1_was_killed(world: World) -> None:
+    """As ranks 0 and 2 return it: verdict, rank, and that nothing of a device is left."""
+    survivors = [o.value for o in world.outcomes([0, 2])]
+    assert survivors[0] == survivors[1]
+    verdict, lost, left = survivors[0]
+    assert "was killed by SIGKILL" in verdict
+    assert lost == 1
+    assert left == ["", ""]

@@ -34,8 +34,8 @@ NEVER_IN_A_STEADY_STEP = {
 }
 
 
-def extra_calls(rank: Rank, step: Callable[[], None], times: int) -> list[str]:
-    """Those of so many steps that a steady one makes none of; they take no memory either."""
+def calls_of(rank: Rank, step: Callable[[], None], times: int) -> list[str]:
+    """The driver's calls of so many steps, which take no memory."""
     rank.machine.control.clear_log()
     before = rank.machine.alive()
     for _ in range(times):
@@ -43,7 +43,12 @@ def extra_calls(rank: Rank, step: Callable[[], None], times: int) -> list[str]:
     log = rank.machine.log()
     alive = rank.machine.alive()
     assert alive == before, f"{before}; then {alive}"
-    return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
+    return log
+
+
+def extra_calls(rank: Rank, step: Callable[[], None], times: int) -> list[str]:
+    """Those of so many steps that a steady one makes none of."""
+    return [call for call in calls_of(rank, step, times) if call in NEVER_IN_A_STEADY_STEP]
 
 
 # ---- the same bits ----

@@ -15,6 +15,7 @@ from fake_device import Rank, WithDlpack, WithVersion
 from fault_work import (
     MEMORY,
     UNAVAILABLE,
+    assert_rank_1_was_killed,
     device_of_this_rank,
     failed_on_rank_1,
     how_it_went_wrong,
@@ -189,12 +190,7 @@ def one_is_killed() -> tuple[str, int, list[str]]:
 def test_a_rank_that_is_killed(start: Start) -> None:
     world = start(3)
     world.start(one_is_killed)
-    survivors = [o.value for o in world.outcomes([0, 2])]
-    assert survivors[0] == survivors[1]
-    verdict, lost, left = survivors[0]
-    assert "was killed by SIGKILL" in verdict
-    assert lost == 1
-    assert left == ["", ""]
+    assert_rank_1_was_killed(world)
 
 
 def one_is_killed_while_input_is_late() -> tuple[str, list[str]]:

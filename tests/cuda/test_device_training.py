@@ -18,7 +18,7 @@ from device_model import Model, batch, goes_wrong, place, small
 from fake_device import Rank
 from fake_tensors import Tensors, parameters_on
 from fault_work import how_it_went_wrong, is_rank_1s
-from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_collectives import NEVER_IN_A_STEADY_STEP, calls_of
 
 import farandole as fd
 import farandole.torch as hvd
@@ -223,12 +223,7 @@ def calls_of_steps(rank: Rank, tensors: Tensors, steps: int, ahead: int = 0) -> 
         optimizer.zero_grad()
     rank.machine.control.hold(False)
     step()
-    rank.machine.control.clear_log()
-    before = rank.machine.alive()
-    for _ in range(steps):
-        step()
-    assert rank.machine.alive() == before
-    return rank.machine.log()
+    return calls_of(rank, step, steps)
 
 
 def test_a_steady_step_neither_allocates_nor_waits_for_the_device(start: Start) -> None:

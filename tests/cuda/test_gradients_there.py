@@ -34,14 +34,6 @@ WAYS = list(training.WAYS)
 KERNEL = "cuLaunchKernel"  # what goes by the host launches none
 
 
-@pytest.fixture
-def there(by_steps: Start) -> Start:
-    def started(size: int, **env: str) -> World:
-        return by_steps(size, **{"framework": "torch", "FARANDOLE_CHECK_WEIGHTS": "off", **env})
-
-    return started
-
-
 # ---- the weights ----
 
 

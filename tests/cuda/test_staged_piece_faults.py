@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_device import Array, Rank
-from fault_work import UNAVAILABLE, how_it_went_wrong, let_fail
+from fault_work import UNAVAILABLE, assert_rank_1_was_killed, how_it_went_wrong, let_fail
 from test_staged_pieces import PIECE, on_host
 
 import farandole as fd
@@ -132,12 +132,7 @@ def test_a_rank_that_is_killed_between_pieces(
     }
     world = spawn_faulty(3, env=env)
     world.start(until_one_is_killed)
-    survivors = [o.value for o in world.outcomes([0, 2])]
-    assert survivors[0] == survivors[1]
-    verdict, lost, left = survivors[0]
-    assert "was killed by SIGKILL" in verdict
-    assert lost == 1
-    assert left == ["", ""]
+    assert_rank_1_was_killed(world)
 
 
 def disagrees() -> str:

@@ -26,14 +26,6 @@ WAYS = [*sharded.WAYS, sharded.SHARDED | {"rule": "plain"}]
 KERNEL = "cuLaunchKernel"
 
 
-@pytest.fixture
-def there(by_steps: Start) -> Start:
-    def started(size: int, **env: str) -> World:
-        return by_steps(size, **{"framework": "torch", "FARANDOLE_CHECK_WEIGHTS": "off", **env})
-
-    return started
-
-
 # ---- the weights ----
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_deaths import meet
 
 import farandole as fd
 import harness
@@ -284,11 +285,7 @@ def test_a_rank_that_left_an_operation_it_had_submitted(spawn: Spawn, by: str) -
 
 
 def receives_from_anybody(timeout: float | None) -> None:
-    fd.init()
-    fd.barrier()
-    harness.tell("there")
-    if fd.rank() == 1:
-        signal.pause()
+    meet(pausing=1)
     if fd.rank() == 0:
         fd.world().start_from_any(np.empty(3), 7, timeout=timeout).wait()
     fd.barrier()

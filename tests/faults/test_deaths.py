@@ -28,6 +28,15 @@ Spawn = Callable[..., World]
 # ---- what ranks do ----
 
 
+def meet(pausing: int | None = None) -> None:
+    """Ranks meet and say so; one of them then does nothing until it is killed."""
+    fd.init()
+    fd.barrier()
+    harness.tell("there")
+    if fd.rank() == pausing:
+        signal.pause()
+
+
 def one_dies(
     victim: int, before: int, kind: str, count: int, ours: bool, waits: str = "pause"
 ) -> Any:
@@ -121,11 +130,7 @@ def test_death_inside_an_all_to_all(spawn: Spawn, count: int) -> None:
 
 def wait_for_a_message(count: int, timeout: float | None) -> None:
     """Rank 0 receives what rank 1 never sends; rank 2 waits for both."""
-    fd.init()
-    fd.barrier()
-    harness.tell("there")
-    if fd.rank() == 1:
-        signal.pause()
+    meet(pausing=1)
     if fd.rank() == 0:
         repeat_error(lambda: fd.recv(np.empty(count), 1, tag=7, timeout=timeout))
     repeat_error(fd.barrier)
@@ -179,11 +184,7 @@ def test_death_in_the_midst_of_work(spawn: Spawn, size: int, count: int) -> None
 
 def meanwhile_dead(victim: int) -> None:
     """The victim dies while the others are not in any operation."""
-    fd.init()
-    fd.barrier()
-    harness.tell("there")
-    if fd.rank() == victim:
-        signal.pause()
+    meet(pausing=victim)
     assert harness.listen() == "it is dead"
     fd.all_reduce(np.ones(3))
 
@@ -274,25 +275,30 @@ def test_every_operation_in_flight_gets_the_verdict(spawn: Spawn) -> None:
 IMPATIENT = {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "3"}
 
 
-def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) -> None:
-    world = spawn(3, env=IMPATIENT | {"FARANDOLE_TIMEOUT": "6"})  # a look before it, if crowded
+def stop_rank_2(world: World) -> list[Outcome]:
+    """It is named in a warning, then in the error; the others' outcomes."""
     world.start(one_dies, 2, 2, "all_reduce", 5000, False)
     world.hear_all()
     world.signal(2, signal.SIGSTOP)
-    for o in world.outcomes([0, 1]):
+    outcomes = world.outcomes([0, 1])
+    for o in outcomes:
         assert o.error == "PeerHung", o.trace
         assert o.rank == 2
-        assert o.fields["values"] == {"missing": [2]}
         assert "is stopped" in o.evidence
     warning = f"rank 2 (pid {world.pids[2]}, stopped)"
     assert any(warning in world.output(r) for r in (0, 1)), "nobody warned"
     world.signal(2, signal.SIGKILL)
+    return outcomes
+
+
+def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) -> None:
+    world = spawn(3, env=IMPATIENT | {"FARANDOLE_TIMEOUT": "6"})  # a look before it, if crowded
+    for o in stop_rank_2(world):
+        assert o.fields["values"] == {"missing": [2]}
 
 
 def late_but_in_time() -> float:
-    fd.init()
-    fd.barrier()
-    harness.tell("there")
+    meet()
     if fd.rank() == 2:
         assert harness.listen() == "go"
     return float(fd.all_reduce(np.ones(4000))[0])
@@ -334,9 +340,7 @@ def test_an_operation_may_have_its_own_timeout(spawn: Spawn) -> None:
 
 
 def idle_waiting() -> float:
-    fd.init()
-    fd.barrier()
-    harness.tell("there")
+    meet()
     if fd.rank() == 0:
         assert harness.listen() == "go"
         fd.barrier()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_deaths import IMPATIENT, all_die_inside, one_dies
+from test_deaths import IMPATIENT, all_die_inside, meet, one_dies
 
 import farandole as fd
 import harness
@@ -74,9 +74,7 @@ def test_a_stopped_rank_that_is_alone_on_its_host_is_named(spawn: Spawn) -> None
 
 
 def waits_for(who: int, name: str | None, timeout: float) -> float:
-    fd.init()
-    fd.barrier()
-    harness.tell("there")
+    meet()
     if fd.rank() == who:
         assert harness.listen() == "go"
     x = np.full(3, fd.rank() + 1.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_deaths import IMPATIENT, all_die_inside, assert_all_lost, one_dies
+from test_deaths import IMPATIENT, all_die_inside, assert_all_lost, one_dies, stop_rank_2
 
 import farandole as fd
 import harness
@@ -72,16 +72,7 @@ def test_a_rank_without_descriptors_is_named_at_once(spawn: Spawn, poor: int) ->
 
 
 def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) -> None:
-    world = spawn(3, env=IMPATIENT | TCP)
-    world.start(one_dies, 2, 2, "all_reduce", 5000, False)
-    world.hear_all()
-    world.signal(2, signal.SIGSTOP)
-    for o in world.outcomes([0, 1]):
-        assert o.error == "PeerHung", o.trace
-        assert o.rank == 2
-        assert "is stopped" in o.evidence
-    assert any(f"rank 2 (pid {world.pids[2]}, stopped)" in world.output(r) for r in (0, 1))
-    world.signal(2, signal.SIGKILL)
+    stop_rank_2(spawn(3, env=IMPATIENT | TCP))
 
 
 def test_a_rank_stopped_while_data_move_is_named(spawn: Spawn) -> None:

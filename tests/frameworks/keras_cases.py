@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,7 @@ import keras_copy_cases
 import keras_fit_cases
 import keras_refusal_cases
 import keras_step_cases
-import pytest
-from rank_cases import make_tests
+from rank_cases import make_tests, needs
 
 CASES = (
     keras_fit_cases, keras_step_cases, keras_refusal_cases, keras_copy_cases, keras_callback_cases,
@@ -22,9 +20,7 @@ CASES = (
 def make_backend_tests(backend: str, without: Sequence[str] = (), one_in: int = 1) -> Any:
     """The tests of one backend, `without` some cases, `one_in` so many at a time (grid.drawn);
     Keras stays unimported in pytest's own process."""
-    for name in ("keras", backend, f"farandole.{backend}"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed", allow_module_level=True)
+    needs("keras", backend, f"farandole.{backend}")
     cases = [module.__name__ for module in CASES]
     return make_tests(
         __name__, f"keras on {backend}", cases_of=cases, without=without, one_in=one_in

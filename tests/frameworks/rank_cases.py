@@ -8,6 +8,7 @@ fails leaves, and the cases after it have new ranks.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections import Counter
@@ -21,6 +22,13 @@ import farandole as fd
 
 _F = TypeVar("_F", bound=Callable[[], None])
 _registered: dict[str, list[tuple[Callable[[], None], tuple[int, ...]]]] = {}
+
+
+def needs(*packages: str) -> None:
+    """Skips the test module where one of them is not installed; imports none."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def on_ranks(*sizes: int) -> Callable[[_F], _F]:

@@ -4,7 +4,6 @@ results of one process."""
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +11,16 @@ from unittest import mock
 
 import keras_work as work
 import numpy as np
-import pytest
 from keras_model_cases import BATCH, X, Y, assert_same_bits, compiled
 from keras_work import Late, keras
-from rank_cases import make_tests, on_ranks, raises
+from rank_cases import make_tests, needs, on_ranks, raises
 from test_strategy import Loop, assert_as_alone, batches, folder_of_all, in_scope
 
 import farandole as fd
 import grid
 from farandole.common._objects import broadcast_object
 
-for needed in ("tensorflow", "keras"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+needs("tensorflow", "keras")
 
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 from keras_work import hvd, keras
-from rank_cases import make_tests, numerics, on_ranks, told
+from rank_cases import make_tests, needs, numerics, on_ranks, told
 
 import farandole as fd
 
-for package in ("keras", "tensorflow", "torch", "jax"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed", allow_module_level=True)
+needs("keras", "tensorflow", "torch", "jax")
 
 
 def make(name: str, *, scaled: bool = False, whole: bool = False) -> Any:

@@ -3,22 +3,20 @@ one process."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from keras_work import Late, keras
+from keras_work import Late
+from rank_cases import keras, needs
 
 import farandole as fd
 from harness import World, split
 
 hvd: Any = Late("farandole.keras")
 strategies: Any = Late("farandole.strategy")
-for needed in ("keras", "tensorflow"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+needs("keras", "tensorflow")
 
 _rng = np.random.default_rng(3)
 X = _rng.normal(size=(21, 5)).astype("float32")  # of three batches, the last of 5

@@ -6,11 +6,9 @@ import importlib.util
 
 import keras_decision_cases
 import keras_metric_cases
-import pytest
-from rank_cases import make_tests
+from rank_cases import make_tests, needs
 
-if importlib.util.find_spec("keras") is None:
-    pytest.skip("keras is not installed", allow_module_level=True)
+needs("keras")
 
 
 def cases_on(backend: str, one_in: int = 1) -> object:

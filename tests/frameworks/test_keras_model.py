@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import keras_model_cases
-import pytest
-from rank_cases import _registered, make_tests
+from rank_cases import _registered, make_tests, needs
 
 import grid
 
@@ -30,9 +28,7 @@ LOADERS = {"loaders_of_torch"}
 
 
 def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1) -> Any:
-    for name in ("keras", backend):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed", allow_module_level=True)
+    needs("keras", backend)
     return make_tests(
         __name__,
         f"keras on {backend}",

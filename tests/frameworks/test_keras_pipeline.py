@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import keras_pipeline_cases
-import pytest
-from rank_cases import make_tests
+from rank_cases import make_tests, needs
 
 import grid
 
@@ -24,9 +22,7 @@ OTHERS = {
 def cases_on(
     backend: str, only_sizes: Sequence[int], without: Sequence[str] = (), one_in: int = 1
 ) -> Any:
-    for name in ("keras", backend):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed", allow_module_level=True)
+    needs("keras", backend)
     cases = [keras_pipeline_cases.__name__]
     return make_tests(
         __name__,

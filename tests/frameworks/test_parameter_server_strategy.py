@@ -4,7 +4,6 @@ with more every closure counts once, even if ranks die, and errors come to the p
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 from collections.abc import Callable
@@ -14,15 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_work import Late, data, keras
-from rank_cases import raises
+from rank_cases import needs, raises
 
 import farandole as fd
 import harness
 from harness import World
 
-for needed in ("tensorflow", "keras"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+needs("tensorflow", "keras")
 
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")

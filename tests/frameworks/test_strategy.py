@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 import io
 import pickle
 import tempfile
@@ -25,15 +24,13 @@ import numpy as np
 import pytest
 from keras_model_cases import BATCH, CLOSE, N, X, Y, assert_close, assert_same_bits, compiled, net
 from keras_work import Late, keras
-from rank_cases import make_tests, on_ranks, raises, told
+from rank_cases import make_tests, needs, on_ranks, raises, told
 
 import farandole as fd
 import grid
 from farandole.common._objects import broadcast_object
 
-for needed in ("tensorflow", "keras"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+needs("tensorflow", "keras")
 
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")

@@ -3,7 +3,6 @@ where one of them dies or is told to end."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -16,15 +15,13 @@ from typing import Any
 import pytest
 from keras_model_cases import BATCH, X, Y, compiled, net
 from keras_work import Late, keras
-from rank_cases import raises, refused
+from rank_cases import needs, raises, refused
 
 import farandole as fd
 import harness
 from harness import World
 
-for needed in ("tensorflow", "keras"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+needs("tensorflow", "keras")
 
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")

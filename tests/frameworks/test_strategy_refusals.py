@@ -3,7 +3,6 @@ every rank, after which the strategy goes on."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_work import Late, keras
-from rank_cases import make_tests, on_ranks, raises
+from rank_cases import make_tests, needs, on_ranks, raises
 
 import farandole as fd
 from wrong_arguments import problems_in, problems_of
 
-for needed in ("tensorflow", "keras"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+needs("tensorflow", "keras")
 
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")

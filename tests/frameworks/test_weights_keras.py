@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from keras_work import hvd, keras
-from rank_cases import checking_weights, make_tests, on_ranks
+from rank_cases import checking_weights, make_tests, needs, on_ranks
 
 from farandole.common._objects import allgather_object
 
-for package in ("keras", "tensorflow", "torch", "jax"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed", allow_module_level=True)
+needs("keras", "tensorflow", "torch", "jax")
 
 CALLBACK = "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit()"
 

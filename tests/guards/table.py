@@ -265,6 +265,10 @@ LAYERS = [
         {"python/farandole/__init__.py": append("\nimport matplotlib  # noqa\n")}, "matplotlib",
     ),
     Guard(
+        "layers: starters of ranks", layers("test_ranks_are_started_by_one_function"),
+        {"python/farandole/_planted.py": new("import subprocess\n\nsubprocess.Popen([])\n")}, "_planted.py",
+    ),
+    Guard(
         "layers: names of types", layers("test_a_type_has_its_name_for_itself"),
         {"csrc/base/planted.h": new(STRUCT), "csrc/engine/planted.h": new(STRUCT)}, "Planted",
     ),

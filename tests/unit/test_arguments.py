@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -92,6 +92,54 @@ def test_the_argument_and_its_value_are_named() -> None:
         with pytest.raises(fd.InvalidArgument) as caught:
             call()
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [
+        ("all_reduce", "shares"),
+        ("broadcast", "level"),
+        ("grouped_broadcast", "op"),
+        ("send", "to_"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_in_the_name_of_what_was_called(
+    name: str, unknown: str
+) -> None:
+    function, right = getattr(fd, name), {"send": (np.ones(1), 0)}.get(name, ([np.ones(1)],))
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword .* '{unknown}'$"):
+        function(*right, **{unknown: 1})
+    assert unknown not in inspect.signature(function).parameters
+
+
+class Fields(NamedTuple):
+    size: int
+    name: str = "a"
+
+
+@_arguments.takes(Fields)
+def taking(own: int, fields: Fields) -> tuple[int, Fields]:
+    return own, fields
+
+
+def test_a_function_takes_the_fields_of_a_tuple() -> None:
+    signature = "(own: 'int', size: 'int', name: 'str' = 'a') -> 'tuple[int, Fields]'"
+    assert str(inspect.signature(taking)) == signature
+    assert taking(1, 2, "b") == taking(1, name="b", size=2) == (1, Fields(2, "b"))
+    assert taking(own=1, size=2) == (1, Fields(2))  # type: ignore[call-arg, misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"own": 1, "size": 2, "more": 3}, "got an unexpected keyword argument 'more'"),
+        ({"own": 1}, "missing 1 required positional argument: 'size'"),
+        ({"size": 1}, "missing a required argument: 'own'"),
+    ],
+)
+def test_what_a_function_does_not_take_is_refused_in_its_name(given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^taking\(\) {words}$"):
+        taking(**given)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from farandole._bench.layouts import COLLECTIVES, COMMON, ROOT, Buffers
 from farandole._bench.peers.finding import Found, find, how_to_get, parse_pythons
 from farandole._bench.peers.hosts import Hosts, command_over
 from farandole._bench.peers.table import PEERS, Peer, PeerError
+from farandole._bench.peers.workers import started
 
 REPORT = Path(__file__).parents[2] / "bench" / "report"
 
@@ -191,6 +192,12 @@ def test_files_that_another_mpi_overwrote_are_seen(wheel: Path) -> None:
     (wheel / "bin" / "mpiexec").write_text("another's")
     with pytest.raises(PeerError, match=r"mpiexec was overwritten by another package"):
         find(FAKE)
+
+
+def test_a_peer_whose_launcher_cannot_be_started_is_named() -> None:
+    found = Found(PEERS["gloo"], sys.executable, ("/nowhere/mpiexec",))
+    with pytest.raises(PeerError, match="gloo could not be started: /nowhere/mpiexec: No such"):
+        started(found, 2).__enter__()
 
 
 def test_a_peer_that_is_missing_tells_how_to_get_it() -> None:

@@ -15,6 +15,7 @@ import pytest
 from farandole import cli
 from farandole._launch.processes import descendants, read_process
 from farandole._launch.ranks import describe_exit, shell_code
+from farandole._plan_size import Shape
 from farandole.cli import _facts, _terminal, info
 
 CORES = len(os.sched_getaffinity(0))
@@ -265,13 +266,14 @@ def test_plan_hands_its_arguments_over(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def render(**arguments: Any) -> str:
-        seen.update(arguments)
-        if arguments["ranks"] < 1:
+    def render(shape: Shape, *, rank: int | None) -> str:
+        seen.update(vars(shape), rank=rank)
+        if shape.ranks < 1:
             raise ValueError("ranks must be at least 1\n  evidence: …")
         return "the plan"
 
-    monkeypatch.setitem(sys.modules, "farandole._plan", types.SimpleNamespace(render=render))  # type: ignore[arg-type]
+    plan: Any = types.SimpleNamespace(render=render, Shape=Shape)
+    monkeypatch.setitem(sys.modules, "farandole._plan", plan)
     asked = ["plan", "gather", "--algorithm", "direct", "--ranks", "3", "--count", "7"]
     assert cli.main([*asked, "--counts", "3,0,5"]) == 0
     assert capsys.readouterr().out == "the plan\n"

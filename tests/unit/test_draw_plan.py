@@ -19,7 +19,7 @@ PLANNERS = [(row["collective"], row["name"]) for row in _core.schedule.planners(
 
 
 def course(collective: str, name: str, size: int, count: int = 96, **how: int) -> Course:
-    return course_of(_plan.plan_world(collective, name, size, count, **how))
+    return course_of(_plan.plan_world(_plan.Shape(collective, name, size, count, **how)))
 
 
 def test_a_binomial_all_reduce_goes_up_and_down_one_tree() -> None:
@@ -43,7 +43,7 @@ def test_events_tell_which_ranks_are_lower_and_upper() -> None:
 @pytest.mark.parametrize(("collective", "name"), PLANNERS)
 def test_every_message_of_every_planner_has_a_turn(collective: str, name: str, size: int) -> None:
     for how in ({}, {"segments": 3, "lanes": 2}):
-        world = _plan.plan_world(collective, name, size, 96, **how)
+        world = _plan.plan_world(_plan.Shape(collective, name, size, 96, **how))
         for lane in range(len(world[0])):
             found = course_of(world, lane)
             steps = [(r, s) for r, lanes in enumerate(world) for s in lanes[lane]]
@@ -65,7 +65,7 @@ def test_whatever_is_finished_has_all_ranks(name: str) -> None:
 
 def test_turns_are_at_least_the_rounds() -> None:
     for collective, name in PLANNERS:
-        world = _plan.plan_world(collective, name, 6, 96)
+        world = _plan.plan_world(_plan.Shape(collective, name, 6, 96))
         assert course_of(world).turns >= _plan.totals(world, "").rounds
 
 
@@ -117,7 +117,7 @@ def boxes_of_texts(scene: Scene) -> list[tuple[float, float, float, float]]:
 def test_words_touch_neither_each_other_nor_the_border(
     collective: str, name: str, size: int
 ) -> None:
-    scene = draw_plan(collective, name, size, 128)
+    scene = draw_plan(_plan.Shape(collective, name, size, 128))
     texts = boxes_of_texts(scene)
     for x, y, x2, y2 in texts:
         assert x >= 0
@@ -133,7 +133,7 @@ def test_words_touch_neither_each_other_nor_the_border(
 
 
 def test_a_picture_says_in_words_what_it_shows() -> None:
-    scene = draw_plan("all_reduce", "binomial", 4, 10, segments=1, lanes=2, lane=1)
+    scene = draw_plan(_plan.Shape("all_reduce", "binomial", 4, 10, segments=1, lanes=2), lane=1)
     words = [m.text for m in scene.marks if isinstance(m, Text)]
     assert "all_reduce by binomial, 4 ranks" in words
     assert "0–1 ⊕ 2–3" in words  # noqa: RUF001
@@ -142,16 +142,20 @@ def test_a_picture_says_in_words_what_it_shows() -> None:
 
 
 def test_a_legend_explains_what_is_there_and_no_more() -> None:
-    moved = [m.text for m in draw_plan("broadcast", "binomial", 4, 8).marks if isinstance(m, Text)]
+    moved = [
+        m.text
+        for m in draw_plan(_plan.Shape("broadcast", "binomial", 4, 8)).marks
+        if isinstance(m, Text)
+    ]
     assert not any("fold" in word for word in moved)
-    pieces = draw_plan("all_reduce", "ring", 4, 8).marks
+    pieces = draw_plan(_plan.Shape("all_reduce", "ring", 4, 8)).marks
     assert any(isinstance(m, Text) and m.text == "carries: first … last elements" for m in pieces)
 
 
 def test_svg_is_well_formed_and_has_every_mark() -> None:
     from farandole._draw.svg import to_svg
 
-    scene = draw_plan("all_reduce", "halving_doubling", 5, 40)
+    scene = draw_plan(_plan.Shape("all_reduce", "halving_doubling", 5, 40))
     scene.add(Text(0, 0, "a < b & c"))
     kinds = [e.tag.rpartition("}")[2] for e in ET.fromstring(to_svg(scene)).iter()]
     marks = [type(mark) for mark in scene.marks]
@@ -217,7 +221,7 @@ def test_a_turn_that_differs_is_never_left_out() -> None:
 
 
 def test_a_large_ring_is_narrow_and_says_who_sends_to_whom() -> None:
-    scene = draw_plan("all_reduce", "ring", 64, 1024)
+    scene = draw_plan(_plan.Shape("all_reduce", "ring", 64, 1024))
     assert scene.width < 1200
     assert scene.height < 700
     words = [m.text for m in scene.marks if isinstance(m, Text)]
@@ -228,21 +232,21 @@ def test_a_large_ring_is_narrow_and_says_who_sends_to_whom() -> None:
 
 
 def test_two_that_swap_share_one_number() -> None:
-    marks = draw_plan("all_reduce", "halving_doubling", 64, 1024).marks
+    marks = draw_plan(_plan.Shape("all_reduce", "halving_doubling", 64, 1024)).marks
     assert sum(isinstance(m, Text) and m.text == "32" for m in marks) == 2  # there and back
 
 
 def test_nothing_to_send_is_a_picture_too() -> None:
     for size, count in ((1, 8), (4, 0)):
-        scene = draw_plan("all_reduce", None, size, count)
+        scene = draw_plan(_plan.Shape("all_reduce", None, size, count))
         assert "nothing is sent" in scene.about
 
 
 def test_all_lanes_but_no_others_can_be_drawn() -> None:
-    world = _plan.plan_world("all_reduce", "ring", 3, 12, lanes=2)
+    world = _plan.plan_world(_plan.Shape("all_reduce", "ring", 3, 12, lanes=2))
     assert draw_schedule("", world, lane=1).marks
     with pytest.raises(ValueError, match="lane 2 is not one of 2"):
-        draw_plan("all_reduce", "ring", 3, 12, lanes=2, lane=2)
+        draw_plan(_plan.Shape("all_reduce", "ring", 3, 12, lanes=2), lane=2)
 
 
 # --- the command

@@ -29,7 +29,7 @@ LEVELLED = ["hierarchical", "whole_host"]
 
 def link_share(name: str, host_of: list[int], count: int = 960) -> float:
     """Elements that the busiest link carries, as a fraction of the count."""
-    world = _plan.plan_world("all_reduce", name, len(host_of), count, host_of=host_of)
+    world = _plan.plan_world(_plan.Shape("all_reduce", name, len(host_of), count, host_of=host_of))
     return _plan.link_elements(world, host_of) / count
 
 

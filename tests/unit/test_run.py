@@ -110,6 +110,16 @@ def test_a_rank_that_takes_too_long_is_named() -> None:
         fd.run(fail, (1, "hang"), np=2, timeout=3)
 
 
+def test_a_rank_that_cannot_be_started_is_named_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(fd.RanksFailed, match=r"^rank 0 could not be started: .*/python: No such"):
+        fd.run(len, ("",), np=2)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_result_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(fd.RanksFailed, match="rank 0 raised\nthe result cannot be pickled"):
         fd.run(lock, np=1)

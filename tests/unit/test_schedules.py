@@ -37,7 +37,7 @@ def places(collective: str) -> int:
 
 
 def totals(collective: str, name: str, size: int, count: int, **how: int) -> _plan.Totals:
-    return _plan.totals(_plan.plan_world(collective, name, size, count, **how), "")
+    return _plan.totals(_plan.plan_world(_plan.Shape(collective, name, size, count, **how)), "")
 
 
 def test_every_planner_says_in_one_sentence_what_it_does() -> None:
@@ -346,7 +346,7 @@ def test_direct_and_ring_send_the_least_there_is(name: str) -> None:
 def test_predicted_rounds_are_near_those_of_the_schedule(collective: str, name: str) -> None:
     for size in (2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33):
         for segments in (1, 2, 3):
-            world = _plan.plan_world(collective, name, size, 960, segments=segments)
+            world = _plan.plan_world(_plan.Shape(collective, name, size, 960, segments=segments))
             counted = _plan.totals(world, "").rounds
             rows = schedule.planners(size=size, count=960, segments=segments)
             (row,) = (r for r in rows if (r["collective"], r["name"]) == (collective, name))
@@ -421,7 +421,7 @@ def test_predicted_bytes_are_those_of_the_longest_path(collective: str, name: st
     for size in (2, 3, 4, 5, 6, 7, 8, 9, 15, 16):
         for segments in (1, 3):
             count = 720 * 7
-            world = _plan.plan_world(collective, name, size, count, segments=segments)
+            world = _plan.plan_world(_plan.Shape(collective, name, size, count, segments=segments))
             rows = schedule.planners(size, count, 1, segments, 1, collective=collective)
             (predicted,) = (row["bytes"] for row in rows if row["name"] == name)
             counted = longest_path(world)
@@ -451,7 +451,7 @@ def test_segments_do_not_add_bytes() -> None:
 
 def test_no_step_has_an_empty_half() -> None:
     for collective, name in PLANNERS:
-        for lanes in _plan.plan_world(collective, name, 5, 3, lanes=2, segments=3):
+        for lanes in _plan.plan_world(_plan.Shape(collective, name, 5, 3, lanes=2, segments=3)):
             for step in (step for lane in lanes for step in lane):
                 assert (step["to"] is None) == (step["send"] is None)
                 assert (step["from"] is None) == (step["recv"] is None)
@@ -678,11 +678,11 @@ def test_the_example_of_render_is_right() -> None:
 
 def test_a_plan_of_less_than_nothing_is_refused() -> None:
     with pytest.raises(_core.InvalidArgument, match="at least 0 elements, not -1"):
-        _plan.render("all_reduce", None, 2, -1)
+        _plan.render(_plan.Shape("all_reduce", None, 2, -1))
 
 
 def test_a_rendered_plan_shows_operands_in_order_and_what_it_adds_up_to() -> None:
-    text = _plan.render("all_reduce", "halving_doubling", 3, 8, itemsize=2)
+    text = _plan.render(_plan.Shape("all_reduce", "halving_doubling", 3, 8), itemsize=2)
     assert "output[0:4] = prescale(input[0:4]) ⊕ prescale(from 1)" in text
     assert "output[0:4] = postscale(output[0:4] ⊕ prescale(from 2))" in text
     assert "rounds  2" in text
@@ -690,19 +690,19 @@ def test_a_rendered_plan_shows_operands_in_order_and_what_it_adds_up_to() -> Non
 
 
 def test_a_rendered_plan_of_uneven_shares_names_them() -> None:
-    text = _plan.render("gather", "direct", 3, 0, root=2, counts=[3, 0, 5])
+    text = _plan.render(_plan.Shape("gather", "direct", 3, 0, root=2, counts=[3, 0, 5]))
     assert "gather by direct: 3 ranks, counts 3,0,5" in text
     assert "output[0:3] = from 0" in text
     assert "from 1" not in text
     assert "output[3:8] = input[0:5]" in text
-    text = _plan.render("all_to_all", None, 2, 0, counts=[0, 1, 2, 3])
+    text = _plan.render(_plan.Shape("all_to_all", None, 2, 0, counts=[0, 1, 2, 3]))
     assert "order   canonical (proved, apart)" in text
     with pytest.raises(_core.InvalidArgument, match="at least 0 elements, not -1"):
-        _plan.render("gather", None, 2, 0, counts=[3, -1])
+        _plan.render(_plan.Shape("gather", None, 2, 0, counts=[3, -1]))
 
 
 def test_every_planner_can_be_rendered() -> None:
     for collective, name in PLANNERS:
-        text = _plan.render(collective, name, 5, 7, lanes=2, segments=2, root=3)
+        text = _plan.render(_plan.Shape(collective, name, 5, 7, lanes=2, segments=2, root=3))
         assert f"{collective} by {name}: 5 ranks" in text
         assert "rank 4" in text

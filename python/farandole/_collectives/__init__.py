@@ -4,6 +4,7 @@ whole.py    those that fold, broadcast, barrier
 rows.py     those that move rows between ranks and fold nothing
 grouped.py  many arrays in one call
 pair.py     between two ranks
+table.py    the table that they follow from
 arrays.py   what all of them take
 
 Examples are of one rank, behind ``import farandole as fd, numpy as np`` and ``fd.init()``.

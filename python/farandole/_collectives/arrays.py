@@ -13,7 +13,6 @@ import numpy as np
 from farandole import _core
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
-from farandole._world import Group, world
 
 
 def like(x: Any, shape: tuple[int, ...]) -> Any:
@@ -123,16 +122,3 @@ def checked_counts(counts: Sequence[SupportsIndex], size: int, what: str) -> lis
             f"{what}={checked} is not one number of rows, at least 0, for each of {size} ranks"
         )
     return checked
-
-
-def call(
-    kind: str, x: Any, out: Any, group: Group | None, async_op: bool, options: tuple[Any, ...]
-) -> Any:
-    """Runs or starts a collective; `options` go by position, which costs a fifth of keywords."""
-    group = group if group is not None else world()
-    source = borrowable(x)
-    target = source if out is x else borrowable(out)
-    if async_op:
-        return group.start(kind, source, target, out, *options)
-    group.run(kind, source, target, *options)
-    return out

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from farandole._arguments import explained
-from farandole._collectives.arrays import borrowable, input_array, like, shape_of
-from farandole._core import Handle, InvalidArgument
-from farandole._world import Group, world
+from farandole._arguments import explained, passes_on
+from farandole._collectives.table import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    fold,
+    many,
+    move,
+)
+from farandole._core import Handle
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,35 +41,6 @@ __all__ = [
     "grouped_reduce_scatter",
 ]
 
-Shape = tuple[int, ...]
-
-
-def _call(
-    kind: str,
-    xs: Sequence[Any],
-    out: Sequence[Any] | None,
-    shape: Callable[[Shape, Group], Shape],
-    group: Group | None,
-    async_op: bool,
-    options: tuple[Any, ...],
-) -> Any:
-    g = group if group is not None else world()
-    if not isinstance(xs, list | tuple):
-        raise InvalidArgument(
-            f"a grouped collective takes a list of arrays, not {type(xs).__name__}"
-        )
-    inputs = [input_array(x) for x in xs]
-    outs = [like(x, shape(shape_of(x), g)) for x in inputs] if out is None else list(out)
-    sources = [borrowable(x) for x in inputs]
-    targets = [
-        source if x is o else borrowable(o)
-        for x, source, o in zip(inputs, sources, outs, strict=False)
-    ] + outs[len(inputs) :]
-    if async_op:
-        return g.start_grouped(kind, sources, targets, outs, *options)
-    g.run_grouped(kind, sources, targets, *options)
-    return outs
-
 
 @overload
 def grouped_all_reduce(
@@ -78,19 +55,9 @@ def grouped_all_reduce(
     xs: Sequence[Input], op: ReduceOp = ..., **options: Unpack[FoldEither]
 ) -> Any: ...
 @explained
+@passes_on(fold)
 def grouped_all_reduce(
-    xs: Sequence[Any],
-    op: str = "sum",
-    *,
-    out: Sequence[Any] | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    level: str | None = None,
-    timeout: float | None = None,
+    xs: Sequence[Any], op: str = "sum", *, out: Sequence[Any] | None = None, **options: Any
 ) -> Any:
     """Reduces every array of a list as :func:`all_reduce` does, in one call.
 
@@ -109,8 +76,7 @@ def grouped_all_reduce(
         >>> [a.tolist() for a in fd.grouped_all_reduce([np.ones(2), np.arange(3)])]
         [[1.0, 1.0], [0, 1, 2]]
     """
-    options = (op, prescale, postscale, 0, name, algorithm, level, timeout)
-    return _call("all_reduce", xs, out, lambda shape, _: shape, group, async_op, options)
+    return fold(many, ALL_REDUCE, xs, op, out=out, **options)
 
 
 @overload
@@ -124,16 +90,9 @@ def grouped_broadcast(
 @overload
 def grouped_broadcast(xs: Sequence[Input], root: int = ..., **options: Unpack[Either]) -> Any: ...
 @explained
+@passes_on(move)
 def grouped_broadcast(
-    xs: Sequence[Any],
-    root: int = 0,
-    *,
-    out: Sequence[Any] | None = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
+    xs: Sequence[Any], root: int = 0, *, out: Sequence[Any] | None = None, **options: Any
 ) -> Any:
     """Broadcasts every array of a list; arguments as in :func:`grouped_all_reduce`.
 
@@ -141,8 +100,7 @@ def grouped_broadcast(
         >>> [a.tolist() for a in fd.grouped_broadcast([np.ones(1), np.arange(2)], root=0)]
         [[1.0], [0, 1]]
     """
-    options = ("sum", 1.0, 1.0, root, name, algorithm, None, timeout)
-    return _call("broadcast", xs, out, lambda shape, _: shape, group, async_op, options)
+    return move(many, BROADCAST, xs, root, out=out, **options)
 
 
 @overload
@@ -154,15 +112,9 @@ def grouped_all_gather(
 @overload
 def grouped_all_gather(xs: Sequence[Input], **options: Unpack[Either]) -> Any: ...
 @explained
+@passes_on(move)
 def grouped_all_gather(
-    xs: Sequence[Any],
-    *,
-    out: Sequence[Any] | None = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
+    xs: Sequence[Any], *, out: Sequence[Any] | None = None, **options: Any
 ) -> Any:
     """Gathers every array of a list as :func:`all_gather` does with equal shapes.
 
@@ -172,13 +124,7 @@ def grouped_all_gather(
         >>> [a.shape for a in fd.grouped_all_gather([np.ones((1, 2)), np.arange(3)])]
         [(1, 2), (3,)]
     """
-
-    def joined(shape: Shape, g: Group) -> Shape:
-        rows, *rest = shape or (1,)
-        return (g.size * rows, *rest)
-
-    options = ("sum", 1.0, 1.0, 0, name, algorithm, None, timeout)
-    return _call("all_gather", xs, out, joined, group, async_op, options)
+    return move(many, ALL_GATHER, xs, out=out, **options)
 
 
 @overload
@@ -194,19 +140,9 @@ def grouped_reduce_scatter(
     xs: Sequence[Input], op: ReduceOp = ..., **options: Unpack[FoldEither]
 ) -> Any: ...
 @explained
+@passes_on(fold)
 def grouped_reduce_scatter(
-    xs: Sequence[Any],
-    op: str = "sum",
-    *,
-    out: Sequence[Any] | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    level: str | None = None,
-    timeout: float | None = None,
+    xs: Sequence[Any], op: str = "sum", *, out: Sequence[Any] | None = None, **options: Any
 ) -> Any:
     """Reduces and scatters every array of a list as :func:`reduce_scatter` does without counts.
 
@@ -216,10 +152,4 @@ def grouped_reduce_scatter(
         >>> [a.tolist() for a in fd.grouped_reduce_scatter([np.ones(2), np.arange(3)])]
         [[1.0, 1.0], [0, 1, 2]]
     """
-
-    def own_part(shape: Shape, g: Group) -> Shape:
-        count = math.prod(shape)
-        return (count // g.size + (g.rank < count % g.size),)
-
-    options = (op, prescale, postscale, 0, name, algorithm, level, timeout)
-    return _call("reduce_scatter", xs, out, own_part, group, async_op, options)
+    return fold(many, REDUCE_SCATTER, xs, op, out=out, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from farandole._arguments import explained
+from farandole._arguments import explained, passes_on
 from farandole._collectives.arrays import borrowable, input_array
 from farandole._core import Handle
 from farandole._world import Group, world
@@ -15,6 +15,26 @@ if TYPE_CHECKING:
     from farandole.typing import A, Input, Pair
 
 __all__ = ["recv", "send"]
+
+
+def _between(
+    kind: str,
+    array: Any,
+    peer: int,
+    tag: int,
+    result: Any,
+    /,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Any:
+    g = group if group is not None else world()
+    if async_op:
+        return g.start_between(kind, array, peer, tag, result, name, timeout)
+    g.run_between(kind, array, peer, tag, name, timeout)
+    return result
 
 
 @overload
@@ -30,16 +50,8 @@ def send(
     x: Input, to: int, tag: int = ..., *, async_op: bool, **options: Unpack[Pair]
 ) -> Handle[None] | None: ...
 @explained
-def send(
-    x: Any,
-    to: int,
-    tag: int = 0,
-    *,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    timeout: float | None = None,
-) -> Any:
+@passes_on(_between)
+def send(x: Any, to: int, tag: int = 0, **options: Any) -> Any:
     """Sends an array to one rank, which receives it by :func:`recv` with the same tag.
 
     Messages of one sender, receiver and tag meet in program order; those of different tags, and
@@ -68,12 +80,7 @@ def send(
         >>> if fd.rank() == 1:
         ...     fd.recv(np.empty(3, int), source=0)
     """
-    g = group if group is not None else world()
-    array = borrowable(input_array(x))
-    if async_op:
-        return g.start_between("send", array, to, tag, None, name, timeout)
-    g.run_between("send", array, to, tag, name, timeout)
-    return None
+    return _between("send", borrowable(input_array(x)), to, tag, None, **options)
 
 
 @overload
@@ -89,16 +96,8 @@ def recv(
     out: A, source: int, tag: int = ..., *, async_op: bool, **options: Unpack[Pair]
 ) -> Handle[A] | A: ...
 @explained
-def recv(
-    out: Any,
-    source: int,
-    tag: int = 0,
-    *,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    timeout: float | None = None,
-) -> Any:
+@passes_on(_between)
+def recv(out: Any, source: int, tag: int = 0, **options: Any) -> Any:
     """Receives what ``source`` sends by :func:`send` with the same tag, into ``out``.
 
     ``out`` has the dtype and the number of elements of what is sent. Returns ``out``, or with
@@ -111,9 +110,4 @@ def recv(
         ...     print(error.verdict)
         recv from rank 0, which is this one
     """
-    g = group if group is not None else world()
-    array = borrowable(out)
-    if async_op:
-        return g.start_between("recv", array, source, tag, out, name, timeout)
-    g.run_between("recv", array, source, tag, name, timeout)
-    return out
+    return _between("recv", borrowable(out), source, tag, out, **options)

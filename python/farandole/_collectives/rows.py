@@ -12,19 +12,31 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from farandole import _core
-from farandole._arguments import explained, type_of
+from farandole._arguments import type_of
 from farandole._collectives.arrays import (
     borrowable,
-    call,
     checked_counts,
     input_array,
     is_on_device,
     like,
     rows_of,
-    shape_of,
+)
+from farandole._collectives.table import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    GATHER,
+    ROOT,
+    SCATTER,
+    How,
+    Shape,
+    Shares,
+    call,
+    collective,
+    move,
+    one,
 )
 from farandole._core import Handle, InvalidArgument
-from farandole._world import Group, _state, world
+from farandole._world import Group
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,17 +59,6 @@ __all__ = ["all_gather", "all_to_all", "gather", "scatter"]
 _MOST_DIMENSIONS = 64
 
 
-def _options(
-    name: str | None,
-    algorithm: str | None,
-    timeout: float | None,
-    root: int = 0,
-    counts: list[int] | None = None,
-) -> tuple[Any, ...]:
-    options = ("sum", 1.0, 1.0, root, name, algorithm, None, timeout)
-    return options if counts is None else (*options, counts)
-
-
 def everyones(numbers: Sequence[int], group: Group, timeout: float | None) -> list[list[int]]:
     """The numbers that each rank gives, known to all."""
     mine = np.array(numbers, np.int64)
@@ -66,29 +67,23 @@ def everyones(numbers: Sequence[int], group: Group, timeout: float | None) -> li
     return table.tolist()
 
 
-def _joined(
-    x: Any,
-    verb: str,
-    uneven: bool,
-    counts: Sequence[int] | None,
-    group: Group,
-    timeout: float | None,
-) -> tuple[tuple[int, ...], list[int] | None]:
-    """The shape of all ranks' rows together; elements of each rank where they may differ."""
-    if counts is None and not uneven:
-        shape = shape_of(x) or (1,)
-        return (group.size * shape[0], *shape[1:]), None
-    mine, rest, width = rows_of(x, verb)
-    if counts is None:
-        rows = [n for (n,) in everyones([mine], group, timeout)]
-    else:
-        rows = checked_counts(counts, group.size, "counts")
-        if rows[group.rank] != mine:
-            raise InvalidArgument(
-                f"counts={rows} says that rank {group.rank} has {rows[group.rank]} rows; "
-                f"it has {mine}"
-            )
-    return (sum(rows), *rest), [n * width for n in rows]
+def _shares(verb: str, uneven: bool, counts: Sequence[int] | None) -> Shares | None:
+    """Of rows that are joined; None where all ranks have the same."""
+
+    def shares(x: Any, group: Group, timeout: float | None) -> tuple[Shape, list[int]]:
+        mine, rest, width = rows_of(x, verb)
+        if counts is None:
+            rows = [n for (n,) in everyones([mine], group, timeout)]
+        else:
+            rows = checked_counts(counts, group.size, "counts")
+            if rows[group.rank] != mine:
+                raise InvalidArgument(
+                    f"counts={rows} says that rank {group.rank} has {rows[group.rank]} rows; "
+                    f"it has {mine}"
+                )
+        return (sum(rows), *rest), [n * width for n in rows]
+
+    return None if counts is None and not uneven else shares
 
 
 @overload
@@ -97,19 +92,9 @@ def all_gather(x: Rows[A], **options: Unpack[GatherNow[A]]) -> A: ...
 def all_gather(x: Rows[A], **options: Unpack[GatherLater[A]]) -> Handle[A]: ...
 @overload
 def all_gather(x: Input, **options: Unpack[GatherEither]) -> Any: ...
-@_core.quick_call("all_gather", _state)
-@explained
+@collective(ALL_GATHER, move)
 def all_gather(
-    x: Any,
-    *,
-    uneven: bool = False,
-    counts: Sequence[int] | None = None,
-    out: Any = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
+    x: Any, *, uneven: bool = False, counts: Sequence[int] | None = None, **options: Any
 ) -> Any:
     """Joins arrays of all ranks along the first dimension, in rank order.
 
@@ -127,13 +112,7 @@ def all_gather(
         >>> fd.all_gather(np.ones((3, 2)), uneven=True).shape
         (3, 2)
     """
-    x = input_array(x)
-    g = group if group is not None else world()
-    shape, elements = _joined(x, "all_gather", uneven, counts, g, timeout)
-    if out is None:
-        out = like(x, shape)
-    options = _options(name, algorithm, timeout, counts=elements)
-    return call("all_gather", x, out, g, async_op, options)
+    return move(one, ALL_GATHER, x, 0, _shares("all_gather", uneven, counts), **options)
 
 
 @overload
@@ -142,20 +121,14 @@ def gather(x: Rows[A], root: int = ..., **options: Unpack[GatherNow[A]]) -> A | 
 def gather(x: Rows[A], root: int = ..., **options: Unpack[GatherLater[A]]) -> Handle[A | None]: ...
 @overload
 def gather(x: Input, root: int = ..., **options: Unpack[GatherEither]) -> Any: ...
-@_core.quick_call("gather", _state)
-@explained
+@collective(GATHER, move)
 def gather(
     x: Any,
     root: int = 0,
     *,
     uneven: bool = False,
     counts: Sequence[int] | None = None,
-    out: Any = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
+    **options: Any,
 ) -> Any:
     """Joins arrays as :func:`all_gather` does; only ``root`` gets the result, the others None.
 
@@ -165,14 +138,7 @@ def gather(
         >>> fd.gather(np.arange(2), root=0).tolist()
         [0, 1]
     """
-    x = input_array(x)
-    g = group if group is not None else world()
-    shape, elements = _joined(x, "gather", uneven, counts, g, timeout)
-    if g.rank != root:
-        out = None
-    elif out is None:
-        out = like(x, shape)
-    return call("gather", x, out, g, async_op, _options(name, algorithm, timeout, root, elements))
+    return move(one, GATHER, x, root, _shares("gather", uneven, counts), **options)
 
 
 @overload
@@ -189,19 +155,8 @@ def all_to_all(
 ) -> Handle[tuple[A, list[int]]]: ...
 @overload
 def all_to_all(x: Input, splits: Counts = ..., **options: Unpack[Either]) -> Any: ...
-@_core.quick_call("all_to_all", _state)
-@explained
-def all_to_all(
-    x: Any,
-    splits: Sequence[int] | None = None,
-    *,
-    out: Any = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
-) -> Any:
+@collective(ALL_TO_ALL, move)
+def all_to_all(x: Any, splits: Sequence[int] | None = None, **options: Any) -> Any:
     """Sends a block of rows to every rank and joins the blocks that come, in rank order.
 
     Without ``splits``, ``x`` of shape (size·n, ...) is cut into equal blocks, the r-th for rank r;
@@ -220,25 +175,29 @@ def all_to_all(
         >>> received
         [2]
     """
+    return move(_all_to_all, ALL_TO_ALL, x, 0, splits, **options)
+
+
+def _all_to_all(x: Any, how: How, splits: Sequence[int] | None) -> Any:
+    row, options, out, async_op, group = how
     x = input_array(x)
-    g = group if group is not None else world()
     rows, rest, width = rows_of(x, "all_to_all")
     if splits is None:
-        if rows % g.size:
-            raise InvalidArgument(f"{rows} rows cannot be cut into {g.size} equal blocks")
+        if rows % group.size:
+            raise InvalidArgument(f"{rows} rows cannot be cut into {group.size} equal blocks")
         target = like(x, (rows, *rest)) if out is None else out
-        return call("all_to_all", x, target, g, async_op, _options(name, algorithm, timeout))
-    mine = checked_counts(splits, g.size, "splits")
+        return call(x, (row, options, target, async_op, group))
+    mine = checked_counts(splits, group.size, "splits")
     if sum(mine) != rows:
         raise InvalidArgument(f"splits={mine} take {sum(mine)} rows; there are {rows}")
-    table = everyones(mine, g, timeout)
-    received = [row[g.rank] for row in table]
+    table = everyones(mine, group, options[-1])
+    received = [counts[group.rank] for counts in table]
     target = like(x, (sum(received), *rest)) if out is None else out
-    options = _options(name, algorithm, timeout, 0, [n * width for row in table for n in row])
+    options = (*options, [n * width for counts in table for n in counts])
     if async_op:
         both = (target, received)
-        return g.start("all_to_all", borrowable(x), borrowable(target), both, *options)
-    return call("all_to_all", x, target, g, False, options), received
+        return group.start(row.kind, borrowable(x), borrowable(target), both, *options)
+    return call(x, (row, options, target, False, group)), received
 
 
 @overload
@@ -253,19 +212,13 @@ def scatter(
 def scatter(
     x: Input | None = ..., root: int = ..., *, counts: Counts = ..., **options: Unpack[Either]
 ) -> Any: ...
-@_core.quick_call("scatter", _state)
-@explained
+@collective(SCATTER, move)
 def scatter(
     x: Any = None,
     root: int = 0,
     *,
     counts: Sequence[int] | None = None,
-    out: Any = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
+    **options: Any,
 ) -> Any:
     """Splits the root's array along the first dimension: rank r gets the r-th part.
 
@@ -280,18 +233,21 @@ def scatter(
         >>> fd.scatter(np.arange(2), root=0).tolist()
         [0, 1]
     """
-    g = group if group is not None else world()
-    source = input_array(x) if g.rank == root else None
+    return move(_scatter, SCATTER, x, root, counts, **options)
+
+
+def _scatter(x: Any, how: How, counts: Sequence[int] | None) -> Any:
+    row, options, out, async_op, group = how
+    root, elements = options[ROOT], None
+    source = input_array(x) if group.rank == root else None
     if out is None:
-        shape, dtype, elements = _told_by_root(source, root, counts, g, timeout)
+        shape, dtype, elements = _told_by_root(source, root, counts, group, options[-1])
         out = like(source, shape) if source is not None else np.empty(shape, dtype)
     elif counts is not None:
         width = rows_of(out, "scatter")[2]
-        elements = [n * width for n in checked_counts(counts, g.size, "counts")]
-    else:
-        elements = None
-    options = _options(name, algorithm, timeout, root, elements)
-    return call("scatter", source, out, g, async_op, options)
+        elements = [n * width for n in checked_counts(counts, group.size, "counts")]
+    options = options if elements is None else (*options, elements)
+    return call(source, (row, options, out, async_op, group))
 
 
 def _told_by_root(

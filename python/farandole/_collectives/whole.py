@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, overload
 
-from farandole import _core
 from farandole._arguments import explained
-from farandole._collectives.arrays import call, checked_counts, input_array, like, rows_of, shape_of
+from farandole._collectives.arrays import checked_counts, rows_of
+from farandole._collectives.table import (
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE,
+    REDUCE_SCATTER,
+    Shape,
+    collective,
+    fold,
+    move,
+    one,
+)
 from farandole._core import Handle
-from farandole._world import Group, _state, world
+from farandole._world import Group, world
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,22 +52,8 @@ def all_reduce(x: Whole[A], op: ReduceOp = ..., **options: Unpack[FoldNow[A]]) -
 def all_reduce(x: Whole[A], op: ReduceOp = ..., **options: Unpack[FoldLater[A]]) -> Handle[A]: ...
 @overload
 def all_reduce(x: Input, op: ReduceOp = ..., **options: Unpack[FoldEither]) -> Any: ...
-@_core.quick_call("all_reduce", _state)
-@explained
-def all_reduce(
-    x: Any,
-    op: str = "sum",
-    *,
-    out: Any = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    level: str | None = None,
-    timeout: float | None = None,
-) -> Any:
+@collective(ALL_REDUCE, fold)
+def all_reduce(x: Any, op: str = "sum", **options: Any) -> Any:
     """Reduces equal arrays of all ranks, elementwise; every rank gets the result.
 
     The result has the same bits on every rank, and for any algorithm of level ``canonical``: it is
@@ -93,11 +88,7 @@ def all_reduce(
         >>> float(fd.all_reduce(np.float32(3), op="mean"))
         3.0
     """
-    x = input_array(x)
-    if out is None:
-        out = like(x, shape_of(x))
-    options = (op, prescale, postscale, 0, name, algorithm, level, timeout)
-    return call("all_reduce", x, out, group, async_op, options)
+    return fold(one, ALL_REDUCE, x, op, **options)
 
 
 @overload
@@ -110,23 +101,8 @@ def reduce(
 ) -> Handle[A | None]: ...
 @overload
 def reduce(x: Input, op: ReduceOp = ..., root: int = ..., **options: Unpack[FoldEither]) -> Any: ...
-@_core.quick_call("reduce", _state)
-@explained
-def reduce(
-    x: Any,
-    op: str = "sum",
-    root: int = 0,
-    *,
-    out: Any = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    level: str | None = None,
-    timeout: float | None = None,
-) -> Any:
+@collective(REDUCE, fold)
+def reduce(x: Any, op: str = "sum", root: int = 0, **options: Any) -> Any:
     """Reduces as :func:`all_reduce` does; only ``root`` gets the result, the others None.
 
     ``out`` is looked at on the root alone.
@@ -135,14 +111,7 @@ def reduce(
         >>> fd.reduce(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
-    x = input_array(x)
-    g = group if group is not None else world()
-    if g.rank != root:
-        out = None
-    elif out is None:
-        out = like(x, shape_of(x))
-    options = (op, prescale, postscale, root, name, algorithm, level, timeout)
-    return call("reduce", x, out, g, async_op, options)
+    return fold(one, REDUCE, x, op, root, **options)
 
 
 @overload
@@ -157,22 +126,9 @@ def reduce_scatter(
 def reduce_scatter(
     x: Input, op: ReduceOp = ..., *, counts: Counts = ..., **options: Unpack[FoldEither]
 ) -> Any: ...
-@_core.quick_call("reduce_scatter", _state)
-@explained
+@collective(REDUCE_SCATTER, fold)
 def reduce_scatter(
-    x: Any,
-    op: str = "sum",
-    *,
-    counts: Sequence[int] | None = None,
-    out: Any = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    level: str | None = None,
-    timeout: float | None = None,
+    x: Any, op: str = "sum", *, counts: Sequence[int] | None = None, **options: Any
 ) -> Any:
     """Reduces as :func:`all_reduce` does, and leaves part r of the result on rank r.
 
@@ -188,20 +144,13 @@ def reduce_scatter(
         >>> fd.reduce_scatter(np.ones((2, 3)), counts=[2]).shape
         (2, 3)
     """
-    x = input_array(x)
-    g = group if group is not None else world()
-    options: tuple[Any, ...] = (op, prescale, postscale, 0, name, algorithm, level, timeout)
-    if counts is not None:
+
+    def shares(x: Any, group: Group, _: float | None) -> tuple[Shape, list[int]]:
         _, rest, width = rows_of(x, "reduce_scatter")
-        rows = checked_counts(counts, g.size, "counts")
-        options = (*options, [n * width for n in rows])
-        shape: tuple[int, ...] = (rows[g.rank], *rest)
-    else:
-        count = math.prod(shape_of(x))
-        shape = (count // g.size + (g.rank < count % g.size),)
-    if out is None:
-        out = like(x, shape)
-    return call("reduce_scatter", x, out, g, async_op, options)
+        rows = checked_counts(counts or (), group.size, "counts")
+        return (rows[group.rank], *rest), [n * width for n in rows]
+
+    return fold(one, REDUCE_SCATTER, x, op, 0, None if counts is None else shares, **options)
 
 
 @overload
@@ -210,19 +159,8 @@ def broadcast(x: Whole[A], root: int = ..., **options: Unpack[Now[A]]) -> A: ...
 def broadcast(x: Whole[A], root: int = ..., **options: Unpack[Later[A]]) -> Handle[A]: ...
 @overload
 def broadcast(x: Input, root: int = ..., **options: Unpack[Either]) -> Any: ...
-@_core.quick_call("broadcast", _state)
-@explained
-def broadcast(
-    x: Any,
-    root: int = 0,
-    *,
-    out: Any = None,
-    name: str | None = None,
-    async_op: bool = False,
-    group: Group | None = None,
-    algorithm: str | None = None,
-    timeout: float | None = None,
-) -> Any:
+@collective(BROADCAST, move)
+def broadcast(x: Any, root: int = 0, **options: Any) -> Any:
     """Copies the root's array to every rank; shapes and dtypes are equal on all ranks.
 
     ``root`` is a rank of ``group``. Arguments and errors as in :func:`all_reduce`; ``out=x``
@@ -232,11 +170,7 @@ def broadcast(
         >>> fd.broadcast(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
-    x = input_array(x)
-    if out is None:
-        out = like(x, shape_of(x))
-    options = ("sum", 1.0, 1.0, root, name, algorithm, None, timeout)
-    return call("broadcast", x, out, group, async_op, options)
+    return move(one, BROADCAST, x, root, **options)
 
 
 @explained

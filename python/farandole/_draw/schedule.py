@@ -14,43 +14,29 @@ from farandole._draw.messages import arrow_of, fold_of, ground, last_of_each, st
 from farandole._draw.scene import SOFT, Scene, Text
 from farandole._draw.turns import RANKS, Course, course_of
 from farandole._plan import Lanes, plan_world
-from farandole._plan_size import checked_algorithm
+from farandole._plan_size import Shape, checked
 from farandole._tables import counted
 
 NARROWEST = 620.0
 
 
-def draw_plan(
-    collective: str,
-    algorithm: str | None,
-    ranks: int,
-    count: int,
-    *,
-    lanes: int = 1,
-    segments: int = 1,
-    root: int = 0,
-    counts: Sequence[int] = (),
-    host_of: Sequence[int] = (),
-    lane: int = 0,
-) -> Scene:
-    """Draws what a planner makes of a shape. The arguments are those of `farandole._plan.render`.
+def draw_plan(shape: Shape, *, lane: int = 0) -> Scene:
+    """Draws what a planner makes of a shape.
 
     Raises:
         InvalidArgument: there is no such algorithm for the collective, or the shape makes no sense.
         ValueError: there is no such lane, or there are more ranks than can be drawn.
     """
-    algorithm = checked_algorithm(
-        collective, algorithm, ranks, count, lanes, segments, root, counts, host_of=host_of
-    )
+    shape = checked(shape)
+    ranks, segments, root, host_of = shape.ranks, shape.segments, shape.root, shape.host_of
     if ranks > RANKS:
         raise ValueError(f"at most {RANKS} ranks can be drawn, not {ranks}")
-    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts, host_of)
+    world = plan_world(shape)
     if not 0 <= lane < len(world[0]):
         raise ValueError(f"lane {lane} is not one of {len(world[0])}")
-    elements = f"counts {','.join(map(str, counts))}" if counts else counted(count, "element")
-    notes = [elements] * (collective != "barrier")
+    notes = [shape.elements] * (shape.collective != "barrier")
     notes += [counted(segments, "segment")] * (segments > 1) + [f"root {root}"] * (root > 0)
-    title = f"{collective} by {algorithm}, {counted(ranks, 'rank')}"
+    title = f"{shape.collective} by {shape.algorithm}, {counted(ranks, 'rank')}"
     if host_of:
         title += f" on {counted(len(set(host_of)), 'host')}"
         notes += [f"hosts {':'.join(map(str, host_of))}"]

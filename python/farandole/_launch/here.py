@@ -80,9 +80,9 @@ class Here(Place):
         self.started = True
 
     def add(self, number: int, own: Mapping[str, str]) -> None:
-        process, pipes = start_rank(number, self._command, {**self._environment, **own})
-        self._processes[number] = process
-        self._take_up(Rank(number, process.pid, self.host), pipes)
+        rank = start_rank(f"rank {number}", self._command, {**self._environment, **own})
+        self._processes[number] = rank.process
+        self._take_up(Rank(number, rank.process.pid, self.host), (rank.out, rank.err))
 
     # -- turns --------------------------------------------------------------------------------
 

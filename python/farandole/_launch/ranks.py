@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from farandole._launch.job import LaunchError
 from farandole._launch.processes import die_with_parent
@@ -142,28 +142,66 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
+class Started(NamedTuple):
+    """A process of ours; `out` and `err` read what it writes, if that goes to no file."""
+
+    process: subprocess.Popen[bytes]
+    out: int = -1
+    err: int = -1
+
+    def kill(self) -> None:
+        """Kills its session, which it leads even when it has ended itself."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self, patience: float) -> None:
+        """Waits that long, then again after SIGTERM; no process of its session is left."""
+        for ask in (self.process.terminate, self.kill):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience)
+                break
+            ask()
+        self.kill()
+        self.process.wait()
+
+
 def start_rank(
-    number: int, command: Sequence[str], environment: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], tuple[int, int]]:
-    """Starts one rank in a session of its own; returns it and its stdout and stderr to read."""
-    launcher = os.getpid()
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: IO[Any] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Started:
+    """Starts a rank, or a launcher of others, in a session of its own. The kernel kills it when
+    this process ends. `output`: a file for what it writes; else two pipes.
+
+    Raises:
+        LaunchError: it could not be started; nothing of it is left.
+    """
+    parent = os.getpid()
+    pipes: list[tuple[int, int]] = []
     try:
-        out, its_out = os.pipe()
-        err, its_err = os.pipe()
+        while output is None and len(pipes) < 2:
+            pipes.append(os.pipe())
         process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=its_out,
-            stderr=its_err,
+            stdout=output or pipes[0][1],
+            stderr=output or pipes[1][1],
+            pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(launcher),
+            preexec_fn=lambda: die_with_parent(parent),
         )
     except OSError as error:
-        reason = f"rank {number} could not be started: {command[0]}: {error.strerror}"
+        for read, _ in pipes:
+            os.close(read)
+        reason = f"{name} could not be started: {command[0]}: {error.strerror}"
         if error.errno in (errno.EAGAIN, errno.EMFILE):
             reason += " (more ranks than limits allow? see ulimit -n and -u)"
         raise LaunchError(reason, 126) from error
-    os.close(its_out)
-    os.close(its_err)
-    return process, (out, err)
+    finally:
+        for _, write in pipes:
+            os.close(write)
+    return Started(process, *(read for read, _ in pipes))

@@ -1,6 +1,5 @@
 """A rank that `starting` started: it measures the host, or links to others, and rank 0 leaves the
-result in a file; or it only meets another one, and says whether they reach each other's memory by
-address."""
+result in a file."""
 
 from __future__ import annotations
 
@@ -28,15 +27,8 @@ def _measure_links(file: str, seconds: str) -> None:
         Path(file).write_text(json.dumps(asdict(link)))
 
 
-def _meet() -> None:
-    fd.init()
-    print(json.dumps(fd.world().by_address))
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "meet":
-        _meet()
-    elif sys.argv[1] == "links":
+    if sys.argv[1] == "links":
         _measure_links(*sys.argv[2:])
     else:
         _measure(*sys.argv[2:])

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farandole._launchers import without_launchers
+from farandole import _ranks
 from farandole._tune.fit import Link, Sample
 
 if TYPE_CHECKING:
@@ -78,27 +75,23 @@ def _result_of(words: Sequence[str], job: Callable[[list[str]], Job]) -> Any:
 
 def ask_by_address() -> tuple[bool, str]:
     """(whether two ranks, here and now, reach each other's memory by address, else why not)."""
-    shared = {
-        "WORLD_SIZE": "2", "FARANDOLE_RUN_ID": f"meeting-{uuid.uuid4()}", "OMP_NUM_THREADS": "1",
-        "FARANDOLE_TUNING": "off", "FARANDOLE_LOG": "error", "FARANDOLE_TRACE": "",
+    quiet = {
+        "OMP_NUM_THREADS": "1", "FARANDOLE_TUNING": "off", "FARANDOLE_LOG": "error",
+        "FARANDOLE_TRACE": "",
     }  # fmt: skip
-    command = [sys.executable, "-m", "farandole._tune", "meet"]
-    ranks = [
-        subprocess.Popen(
-            command, env={**without_launchers(os.environ), **shared, "RANK": str(rank),
-                          "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        answers = [rank.communicate(timeout=_MEETING_SECONDS)[0] for rank in ranks]
-        reached, why_not = json.loads(answers[0])
-        return bool(reached), str(why_not)
-    except (subprocess.TimeoutExpired, ValueError):
+    call = _ranks.Call.of(_meet)
+    ends, _ = _ranks.call_on_ranks(
+        2, call, env=quiet, timeout=_MEETING_SECONDS, listen=lambda *_: None
+    )
+    answer = ends[0].answer
+    if answer is None or answer.trace:
         return False, "two ranks that were to try it did not meet"
-    finally:
-        for rank in ranks:
-            with suppress(ProcessLookupError):
-                rank.kill()
-            rank.wait()
+    reached, why_not = answer.result
+    return bool(reached), str(why_not)
+
+
+def _meet() -> tuple[bool, str]:
+    import farandole as fd
+
+    fd.init()
+    return fd.world().by_address

@@ -84,7 +84,8 @@ def handle(arguments: argparse.Namespace) -> int:
         hosts = given.pop("hosts")
         given["host_of"] = host_of_each(hosts, given["ranks"]) if hosts else ()
         if file is None:
-            print(plan.render(**given))
+            rank = given.pop("rank")
+            print(plan.render(plan.Shape(**given), rank=rank))
         else:
             _draw(file, lane or 0, given)
     except (ValueError, KeyError) as error:
@@ -97,12 +98,13 @@ def handle(arguments: argparse.Namespace) -> int:
 def _draw(file: Path, lane: int, given: dict[str, Any]) -> None:
     from farandole import _draw
     from farandole._draw.schedule import draw_plan
+    from farandole._plan_size import Shape
 
     if given.pop("rank") is not None:
         raise CommandError("--draw shows all ranks; leave out --rank")
     try:
         _draw.check_name(file)
-        _draw.save(draw_plan(**given, lane=lane), file)
+        _draw.save(draw_plan(Shape(**given), lane=lane), file)
     except _draw.DrawError as error:
         raise CommandError(str(error)) from error
     print(f"drew {file}")

@@ -14,14 +14,14 @@ from __future__ import annotations
 import numbers
 import zlib
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from farandole import _collectives, _core
-from farandole._arguments import explained, no_such_dtype, shown, type_of
+from farandole._arguments import explained, no_such_dtype, passes_on, shown, type_of
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call, _place
@@ -29,17 +29,36 @@ from farandole.jax._order import device, group_of_calls, key_of
 from farandole.jax._trees import A_TREE, NUMBERS, as_before, as_reals
 from farandole.typing import ReduceOp, SumOp
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-@explained(tree=A_TREE)
-def allreduce(
-    tree: Any,
-    op: ReduceOp = "mean",
+    class Scaled(TypedDict, total=False):
+        prescale: float
+        postscale: float
+        name: str | None
+        process_set: ProcessSet
+
+
+def _fold(
+    kind: str,
+    leaves: _Leaves,
+    op: str,
+    title: str = "",
+    /,
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Sequence[Any]:
+    _check_factors(prescale=prescale, postscale=postscale)
+    options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
+    return _run(kind, leaves, name, process_set, title=title, **options)
+
+
+@explained(tree=A_TREE)
+@passes_on(_fold)
+def allreduce(tree: Any, op: ReduceOp = "mean", **options: Unpack[Scaled]) -> Any:
     """Reduces equal arrays of all ranks, elementwise; every rank gets the result.
 
     Args:
@@ -60,40 +79,25 @@ def allreduce(
         >>> jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(2)).tolist()
         [1.0, 1.0]
     """
-    return titled_allreduce("", tree, op, name, process_set, prescale=prescale, postscale=postscale)
+    return titled_allreduce("", tree, op, **options)
 
 
-def titled_allreduce(
-    title: str,
-    tree: Any,
-    op: str,
-    name: str | None,
-    process_set: ProcessSet,
-    *,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-) -> Any:
+def titled_allreduce(title: str, tree: Any, op: str, **options: Unpack[Scaled]) -> Any:
     """:func:`allreduce`, called `title` where it has no name."""
     if op not in _core.reduce_ops:
         raise InvalidArgument(f"op {op!r} is unknown; there are {', '.join(_core.reduce_ops)}")
     leaves, restore = _flatten(tree, "allreduce", or_complex=op in ("sum", "mean"))
+    scaled = any(options.get(factor, 1) != 1 for factor in ("prescale", "postscale"))
     for path, leaf in leaves:
-        if leaf.dtype == bool and (op == "mean" or prescale != 1 or postscale != 1):
+        if leaf.dtype == bool and (op == "mean" or scaled):
             raise InvalidArgument(f"allreduce: {path} is of booleans, which have no mean or scale")
-    _check_factors(prescale=prescale, postscale=postscale)
-    options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
-    return restore(_run("all_reduce", leaves, name, process_set, title=title, **options))
+    return restore(_fold("all_reduce", leaves, op, title, **options))
 
 
 @explained(trees=A_TREE)
+@passes_on(_fold)
 def grouped_allreduce(
-    trees: Sequence[Any],
-    op: ReduceOp = "mean",
-    *,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    trees: Sequence[Any], op: ReduceOp = "mean", **options: Unpack[Scaled]
 ) -> list[Any]:
     """:func:`allreduce` of a list of arrays or pytrees, in one call.
 
@@ -103,15 +107,7 @@ def grouped_allreduce(
     """
     if not isinstance(trees, list | tuple):
         raise InvalidArgument(f"trees is {type_of(trees)}; pass a list of arrays")
-    reduced = allreduce(
-        list(trees),
-        op,
-        prescale=prescale,
-        postscale=postscale,
-        name=name,
-        process_set=process_set,
-    )
-    return list(reduced)
+    return list(allreduce(list(trees), op, **options))
 
 
 @explained(tree=A_TREE)
@@ -175,15 +171,8 @@ def allgather(
 
 
 @explained(tree=A_TREE)
-def reducescatter(
-    tree: Any,
-    op: SumOp = "mean",
-    *,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
+@passes_on(_fold)
+def reducescatter(tree: Any, op: SumOp = "mean", **options: Unpack[Scaled]) -> Any:
     """Reduces as :func:`allreduce` does, and leaves the r-th part of the rows on the r-th rank.
 
     An array of shape (size·n, ...) gives (n, ...).
@@ -195,10 +184,9 @@ def reducescatter(
     if op not in ("mean", "sum"):
         raise InvalidArgument(f"op {op!r}: reducescatter reduces with mean or sum")
     leaves, restore = _flatten(tree, "reducescatter")
+    process_set = options.get("process_set", global_process_set)
     _require_equal_parts(leaves, "reducescatter", process_set)
-    _check_factors(prescale=prescale, postscale=postscale)
-    options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
-    return restore(_run("reduce_scatter", leaves, name, process_set, **options))
+    return restore(_fold("reduce_scatter", leaves, op, **options))
 
 
 @overload

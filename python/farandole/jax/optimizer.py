@@ -178,7 +178,9 @@ def reduced_gradients(
         if check is not None and members is buckets[-1][1]:
             bucket[FLAG] = check.flag
         named = None if name is None else name + which
-        reduced |= titled_allreduce("gradients" + which, bucket, op, named, process_set)
+        reduced |= titled_allreduce(
+            "gradients" + which, bucket, op, name=named, process_set=process_set
+        )
     if check is not None:
         check.judge(reduced.pop(FLAG))
     return {keys[called]: leaf for called, leaf in reduced.items()}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from farandole import _world
-from farandole._arguments import checked, shown
+from farandole._arguments import checked, shown, takes
 from farandole._core import InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
 from farandole.data import DEFAULT_SEED
 from farandole.data._policy import Policy, check_policy
+from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
 from farandole.keras._global.agreement import Prepared
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.callbacks import (
@@ -25,7 +26,7 @@ from farandole.keras._global.callbacks import (
     rows_of,
     writing_once,
 )
-from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
+from farandole.keras._global.checks import check_class_weight, check_steps
 from farandole.keras._global.how import How
 from farandole.keras._global.leading import rank_0_validates
 from farandole.keras._global.logical import block_here
@@ -147,25 +148,8 @@ class Model(Together):
 
     # ---- training ----
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: Any = True,
-        class_weight: Mapping[int, float] | None = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> Any:
+    @takes(Fit)
+    def fit(self, given: Fit) -> Any:
         """As Keras' ``fit``; batches are those of all ranks together.
 
         Args:
@@ -181,56 +165,47 @@ class Model(Together):
 
         def prepare() -> Prepared:
             self._require_compiled("fit")
-            check_fit(
-                epochs=epochs, initial_epoch=initial_epoch, validation_split=validation_split,
-                validation_freq=validation_freq, class_weight=class_weight,
-                steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
-                validation_batch_size=validation_batch_size,
-            )  # fmt: skip
-            train = (x, y, sample_weight)
-            validation = validation_data
+            given.check()
+            train = (given.x, given.y, given.sample_weight)
+            validation = given.validation_data
             leads = self._policy == "leader"
-            if validation_split and validation is None and not leads:
-                train, validation = held_out(train, validation_split)
+            if given.validation_split and validation is None and not leads:
+                train, validation = held_out(train, given.validation_split)
             validates = validation is not None
             if leads:
-                validates = rank_0_validates(validation, validation_split)
-            passes = max(self._passes, initial_epoch)
+                validates = rank_0_validates(validation, given.validation_split)
+            passes = max(self._passes, given.initial_epoch)
             how = How(
-                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes,
-                self._block, self._policy,
+                "fit()", self._seed, given.batch_size, given.steps_per_epoch, given.shuffle,
+                given.class_weight, passes, self._block, self._policy,
             )  # fmt: skip
             sources = [source_of(train, how)]
             if validates:
-                how = How(
-                    "fit(validation_data)",
-                    self._seed,
-                    validation_batch_size or (batch_size if are_arrays(validation) else None),
-                    validation_steps,
-                    block=self._block,
-                    policy=self._policy,
-                )
+                size = given.batch_size if are_arrays(validation) else None
+                size = given.validation_batch_size or size
+                how = self._how("fit(validation_data)", size, given.validation_steps)
                 sources.append(source_of(unpacked(validation), how))
             rows = [
-                f"epochs {epochs}, initial_epoch {initial_epoch}",
-                f"steps_per_epoch {steps_per_epoch}, validation_steps {validation_steps}, "
-                f"validation_freq {validation_freq}",
-                f"class_weight {shown(class_weight)}",
+                f"epochs {given.epochs}, initial_epoch {given.initial_epoch}",
+                f"steps_per_epoch {given.steps_per_epoch}, "
+                f"validation_steps {given.validation_steps}, "
+                f"validation_freq {given.validation_freq}",
+                f"class_weight {shown(given.class_weight)}",
                 f"logical_ranks {None if self._block is None else self._block.parts}",
                 f"{len(sources) - 1} validation data",
-                *rows_of(callbacks),
+                *rows_of(given.callbacks),
             ]
             return sources, rows
 
         sources = self._begin("fit()", prepare)
         self._normalization.warn_of_few_samples(sources[0].batch)
-        mine = of_this_rank(callbacks)
+        mine = of_this_rank(given.callbacks)
 
         def restored(epoch: int) -> None:
-            sources[0].begin_at(max(self._passes, initial_epoch, epoch))
+            sources[0].begin_at(max(self._passes, given.initial_epoch, epoch))
             self._share_weights()
 
-        train, test = looking_at_batches(callbacks)
+        train, test = looking_at_batches(given.callbacks)
         loads, train, test = self._any_rank(restores(mine), train, test)
         agree = AgreeInFit(
             restored=restored if loads else None,
@@ -240,30 +215,25 @@ class Model(Together):
         with self._reads(sources), writing_once(self._model):
             history = self._model.fit(
                 sources[0].data,
-                epochs=epochs,
-                verbose=self._verbose(verbose),
+                epochs=given.epochs,
+                verbose=self._verbose(given.verbose),
                 callbacks=[*self._whole_logs(train=train, test=test), *mine, agree],
                 validation_data=sources[1].data if len(sources) > 1 else None,
                 shuffle=False,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                validation_steps=validation_steps,
-                validation_freq=validation_freq,
+                initial_epoch=given.initial_epoch,
+                steps_per_epoch=given.steps_per_epoch,
+                validation_steps=given.validation_steps,
+                validation_freq=given.validation_freq,
             )
         if history.epoch:
             self._passes = max(self._passes + len(history.epoch), history.epoch[-1] + 1)
         self._agree_after("as fit() ends", False)  # files that rank 0 wrote are there
         return history
 
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: Mapping[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
+    @takes(TrainOnBatch)
+    def train_on_batch(self, given: TrainOnBatch) -> Any:
         """As Keras' ``train_on_batch``, of a batch of all ranks together, which each passes."""
+        x, y, sample_weight, class_weight, return_dict = given
 
         def batch() -> Batch:
             if class_weight is None:
@@ -293,23 +263,15 @@ class Model(Together):
 
     # ---- evaluation, prediction ----
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
-        steps: int | None = None,
-        callbacks: Any = None,
-        return_dict: bool = False,
-    ) -> Any:
+    @takes(Evaluate)
+    def evaluate(self, given: Evaluate) -> Any:
         """As Keras' ``evaluate``; each rank computes its part, and all get the whole's results.
 
         Raises:
             InvalidArgument: not compiled, or an argument is wrong; on every rank.
             Mismatch: the ranks' models, data or arguments differ; on every rank.
         """
+        x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict = given
 
         def prepare() -> Prepared:
             self._require_compiled("evaluate")

@@ -9,15 +9,16 @@ import keras
 import numpy as np
 
 from farandole import _world
-from farandole._arguments import is_whole, shown
+from farandole._arguments import is_whole, shown, takes
 from farandole._core import Error, InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.data._same import compares_after
+from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
 from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import class_weights
-from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
+from farandole.keras._global.checks import check_class_weight, check_steps
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.sources import source_of
 from farandole.keras._global.whole import WHOLE, Reading
@@ -170,25 +171,8 @@ class Pipeline(Reported):
 
     # ---- fit, evaluate, predict ----
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: Any = True,
-        class_weight: Mapping[int, float] | None = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> Any:
+    @takes(Fit)
+    def fit(self, given: Fit) -> Any:
         """As Keras' ``fit``; batches are those of all replicas together, and logs those of one
         process, on every rank and for every batch. Callbacks see this rank's stage as their model.
 
@@ -206,35 +190,33 @@ class Pipeline(Reported):
 
         def prepare() -> tuple[list[Source], list[str]]:
             self._steps.results("fit()")
-            check_fit(
-                epochs=epochs, initial_epoch=initial_epoch, validation_split=validation_split,
-                validation_freq=validation_freq, class_weight=class_weight,
-                steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
-                validation_batch_size=validation_batch_size,
-            )  # fmt: skip
+            given.check()
             how = How(
-                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight,
-                max(self._passes, initial_epoch), WHOLE,
+                "fit()", self._seed, given.batch_size, given.steps_per_epoch, given.shuffle,
+                given.class_weight, max(self._passes, given.initial_epoch), WHOLE,
             )  # fmt: skip
-            held_out = validation_batch_size, validation_steps
+            held_out = given.validation_batch_size, given.validation_steps
             found = sources_of(
-                (x, y, sample_weight), how, validation_split, validation_data, held_out
-            )
-            return found, [f"epochs {epochs}, initial_epoch {initial_epoch}"]
+                (given.x, given.y, given.sample_weight), how, given.validation_split,
+                given.validation_data, held_out,
+            )  # fmt: skip
+            return found, [f"epochs {given.epochs}, initial_epoch {given.initial_epoch}"]
 
         sources, _ = agreed("fit()", prepare, False)
         results = self._steps.results("fit()")
         self._steps.sample = sources[0].sample
         if (whole := sources[0].batch) is not None and self.replica == 0:
             warn_of_few_samples(self._module, whole // (self.replicas * self._micro_batches))
-        length = steps_per_epoch or getattr(sources[0].data, "num_batches", None)
-        listed = callbacks_of(callbacks, self._module, epochs=epochs, steps=length, verbose=verbose)
-        training = Reading(sources[0], steps_per_epoch)
-        checking = Reading(sources[1], validation_steps) if len(sources) > 1 else None
+        length = given.steps_per_epoch or getattr(sources[0].data, "num_batches", None)
+        listed = callbacks_of(
+            given.callbacks, self._module, epochs=given.epochs, steps=length, verbose=given.verbose
+        )
+        training = Reading(sources[0], given.steps_per_epoch)
+        checking = Reading(sources[1], given.validation_steps) if len(sources) > 1 else None
         self._module.stop_training = False
         batches = 0
         listed.on_train_begin()
-        for epoch in range(initial_epoch, epochs):
+        for epoch in range(given.initial_epoch, given.epochs):
             results.reset()
             listed.on_epoch_begin(epoch)
             logs: dict[str, float] = {}
@@ -248,7 +230,7 @@ class Pipeline(Reported):
                 listed.on_train_batch_end(number, logs)
                 if self._module.stop_training:
                     break
-            if checking is not None and is_due(epoch, validation_freq):
+            if checking is not None and is_due(epoch, given.validation_freq):
                 found = self._evaluated(checking)
                 logs = logs | {f"val_{name}": value for name, value in found.items()}
             for source in sources:
@@ -258,7 +240,7 @@ class Pipeline(Reported):
             told = allgather_object(bool(self._module.stop_training), "stop_training")
             if any(told):
                 break
-        listed.on_train_end(logs if epochs > initial_epoch else None)
+        listed.on_train_end(logs if given.epochs > given.initial_epoch else None)
         return self._module.history
 
     def _evaluated(self, reading: Reading) -> dict[str, float]:
@@ -268,19 +250,11 @@ class Pipeline(Reported):
             self._steps.test(batch)
         return results.compute()
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
-        steps: int | None = None,
-        callbacks: Any = None,
-        return_dict: bool = False,
-    ) -> Any:
+    @takes(Evaluate)
+    def evaluate(self, given: Evaluate) -> Any:
         """As Keras' ``evaluate``; every rank gets the result. Data and errors as in ``fit``.
         ``verbose`` shows the result on rank 0; callbacks are not called."""
+        x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict = given
         if callbacks:
             raise InvalidArgument("evaluate(): callbacks are for fit() in a Pipeline")
 
@@ -317,16 +291,11 @@ class Pipeline(Reported):
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         return keras.tree.pack_sequence_as(self._outputs, columns)
 
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: Mapping[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
+    @takes(TrainOnBatch)
+    def train_on_batch(self, given: TrainOnBatch) -> Any:
         """As Keras' ``train_on_batch``, of a batch of all replicas together, which each rank
         passes."""
+        x, y, sample_weight, class_weight, return_dict = given
         if class_weight is not None:
             check_class_weight("train_on_batch()", class_weight)
             how = How("train_on_batch()", self._seed)

@@ -37,18 +37,9 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
     return num_rank_is_power_2(num_rank)
 
 
-def _allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: int = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """``allreduce``, of which the sum is the default."""
-    how = (name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
-    return _grouped_allreduce([tensor], *how)[0]
+def _allreduce(tensor: Any, *how: Any, **more: Any) -> Any:
+    """``allreduce``, of which the sum is the default; arguments as of the next one."""
+    return _grouped_allreduce([tensor], *how, **more)[0]
 
 
 def _grouped_allreduce(

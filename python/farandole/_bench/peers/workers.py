@@ -18,7 +18,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,8 @@ from typing import IO, Any
 from farandole._bench.peers.finding import Found
 from farandole._bench.peers.hosts import Hosts, command_over
 from farandole._bench.peers.table import PeerError
+from farandole._launch.job import LaunchError
+from farandole._launch.ranks import Started, start_rank
 
 # The peer's Python may be another environment, without farandole: it borrows ours, and no more.
 _WORKER = (
@@ -38,17 +39,18 @@ _WORKER = (
 _PACKAGE = str(Path(__file__).parents[3])
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
+_END_SECONDS = 10.0
 _LINE = 64  # bytes of a cache line: each rank's flag has its own
 
 
 class Workers:
     """The ranks of one peer."""
 
-    def __init__(self, found: Found, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, found: Found, launched: Started) -> None:
         self.peer = found.peer
         self.version = ""
         self.cores: list[int | None] = []
-        self._process = process
+        self._launched = launched
         self._lines: list[IO[str]] = []  # of each rank
 
     def ask(self, question: dict[str, Any]) -> list[dict[str, Any]]:
@@ -71,7 +73,7 @@ class Workers:
         listener.settimeout(0.2)
         until = time.monotonic() + _START_SECONDS
         while len(found) < ranks:
-            if self._process.poll() is not None or time.monotonic() > until:
+            if self._launched.process.poll() is not None or time.monotonic() > until:
                 raise PeerError(f"{self.peer.label} did not start")
             with suppress(TimeoutError):
                 line = _connect(listener)
@@ -88,12 +90,7 @@ class Workers:
         for rank in self._lines:
             with suppress(OSError):
                 rank.close()
-        for harsher in (self._process.terminate, self._process.kill):
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-                return
-            harsher()
-        self._process.wait()
+        self._launched.end(_END_SECONDS)
 
 
 def _connect(listener: socket.socket) -> IO[str]:
@@ -125,14 +122,12 @@ def started(found: Found, ranks: int, hosts: Hosts | None = None) -> Iterator[Wo
             "BENCH_MEETING": f"/proc/{os.getpid()}/fd/{meeting}",
             **(found.peer.over_network if hosts is not None else {}),
         }
-        process = subprocess.Popen(
-            [*launcher, found.python, "-c", _WORKER, _PACKAGE, found.peer.library],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            env=_environment(found, own),
-        )
-        workers = Workers(found, process)
+        command = [*launcher, found.python, "-c", _WORKER, _PACKAGE, found.peer.library]
+        try:
+            launched = start_rank(found.peer.label, command, _environment(found, own), output=said)
+        except LaunchError as error:
+            raise PeerError(str(error)) from error
+        workers = Workers(found, launched)
         try:
             workers.accept(listener, ranks)
             yield workers

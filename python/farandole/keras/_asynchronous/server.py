@@ -8,12 +8,13 @@ import keras
 import numpy as np
 
 from farandole import _world
-from farandole._arguments import shown
+from farandole._arguments import shown, takes
 from farandole._core import InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
 from farandole.keras._asynchronous import dealing
 from farandole.keras._asynchronous.fitting import Steps, Validation, train
 from farandole.keras._asynchronous.rule import KerasRule, check_optimizer
+from farandole.keras._calls import Fit
 from farandole.keras._global.callbacks import listed, on_this_rank
 from farandole.keras._global.sources import held_out
 from farandole.parameter_server import Report, Server, Snapshots, Worker, join
@@ -71,26 +72,8 @@ class ParameterServer:
         self._rule = KerasRule({})
         self._fits = 0
 
-    def fit(
-        self,
-        model: Any,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: bool = True,
-        class_weight: Any = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> Any:
+    @takes(Fit)
+    def fit(self, model: Any, given: Fit) -> Any:
         """As ``keras.Model.fit``. A step is one batch on one worker, and one update.
 
         All ranks give all data. The batches of all epochs are dealt out: each goes to one worker,
@@ -114,30 +97,27 @@ class ParameterServer:
         check_optimizer(model.optimizer, self._servers)
         if getattr(model, "steps_per_execution", 1) != 1:
             raise InvalidArgument("fit: steps_per_execution is 1 on a parameter server")
-        validation: Any = validation_data
-        if validation_split:
-            if validation_data is not None:
+        arrays: tuple[Any, Any, Any] = (given.x, given.y, given.sample_weight)
+        validation: Any = given.validation_data
+        if given.validation_split:
+            if validation is not None:
                 raise InvalidArgument("fit: validation_split and validation_data are both given")
-            (x, y, sample_weight), validation = held_out((x, y, sample_weight), validation_split)
-        source = dealing.source_of(x, y, sample_weight, batch_size, shuffle, self._fits)
-        each = _steps_of(source, steps_per_epoch)
-        _refuse_some(given := listed(callbacks))
+            arrays, validation = held_out(arrays, given.validation_split)
+        source = dealing.source_of(*arrays, given.batch_size, given.shuffle, self._fits)
+        each = _steps_of(source, given.steps_per_epoch)
+        _refuse_some(called := listed(given.callbacks))
         self._begin(model, source)
         if isinstance(self._node, Server):
             history = self._serve(self._node, model)
         else:
             assert self._node is not None
-            shown_by = verbose if self._node.index == 0 else 0
+            shown_by = given.verbose if self._node.index == 0 else 0
             listening = keras.callbacks.CallbackList(
-                on_this_rank(given), add_history=True, add_progbar=shown_by != 0,
-                verbose=1 if shown_by == "auto" else shown_by, epochs=epochs, steps=None,
+                on_this_rank(called), add_history=True, add_progbar=shown_by != 0,
+                verbose=1 if shown_by == "auto" else shown_by, epochs=given.epochs, steps=None,
                 model=model,
             )  # fmt: skip
-            self._train(
-                self._node, model, source, listening, range(initial_epoch, epochs), each,
-                Validation(validation, validation_batch_size, validation_steps, validation_freq),
-                class_weight,
-            )  # fmt: skip
+            self._train(self._node, model, source, listening, given, each, validation)
             history = model.history
         self._fits += 1
         return history
@@ -178,9 +158,13 @@ class ParameterServer:
         return history
 
     def _train(
-        self, worker: Worker, model: Any, source: dealing.Source, callbacks: Any, epochs: range,
-        each: int, validation: Validation, class_weight: Any,
+        self, worker: Worker, model: Any, source: dealing.Source, callbacks: Any, given: Fit,
+        each: int, held_out: Any,
     ) -> None:  # fmt: skip
+        epochs = range(given.initial_epoch, given.epochs)
+        validation = Validation(
+            held_out, given.validation_batch_size, given.validation_steps, given.validation_freq
+        )
         steps = Steps(model, self._variables, worker)
         own = vars(model)
         own["train_function"] = None  # it holds the optimizer
@@ -188,7 +172,10 @@ class ParameterServer:
         try:
             steps.take_weights()
             callbacks.on_train_begin()
-            train(steps, worker, model, source, callbacks, epochs, each, validation, class_weight)
+            train(
+                steps, worker, model, source, callbacks, epochs, each, validation,
+                given.class_weight,
+            )  # fmt: skip
             steps.take_weights()
             callbacks.on_train_end()
         finally:

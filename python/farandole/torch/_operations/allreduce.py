@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from farandole import _core
+from farandole._arguments import takes
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import choose_op
 from farandole.torch._entries import public
@@ -28,8 +29,23 @@ __all__ = [
 ]
 
 
-@public
-def allreduce(
+# ---- what they take ----
+
+
+def _one(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, How]:
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return tensor, how
+
+
+def _one_compressed(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
@@ -38,7 +54,44 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, type[Compressor], How]:
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return tensor, compression, how
+
+
+def _many(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Sequence[torch.Tensor], How]:
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return tensors, how
+
+
+def _many_compressed(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Sequence[torch.Tensor], type[Compressor], How]:
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return tensors, compression, how
+
+
+# ---- the functions ----
+
+
+@public
+@takes(_one_compressed)
+def allreduce(given: tuple[torch.Tensor, type[Compressor], How]) -> torch.Tensor:
     """Reduces equal tensors of all ranks, elementwise; every rank gets the result.
 
     Args:
@@ -62,119 +115,67 @@ def allreduce(
         >>> hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist()
         [1.0, 1.0]
     """
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    return autograd.reduced_alone(autograd.AllReduce, tensor, compression, how)
+    return autograd.reduced_alone(autograd.AllReduce, *given)
 
 
 @public
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> HandleNumber[torch.Tensor]:
+@takes(_one)
+def allreduce_async(given: tuple[torch.Tensor, How]) -> HandleNumber[torch.Tensor]:
     """:func:`allreduce`, at once with a handle; not differentiable."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    return calls.allreduce(tensor, how, single=True)
+    return calls.allreduce(*given, single=True)
 
 
 @public
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+@takes(_one)
+def allreduce_(given: tuple[torch.Tensor, How]) -> torch.Tensor:
     """:func:`allreduce` in place."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    target = calls.in_place(tensor, "allreduce_")
-    result: torch.Tensor = wait(calls.allreduce(tensor, how, target, single=True))
+    target = calls.in_place(given[0], "allreduce_")
+    result: torch.Tensor = wait(calls.allreduce(*given, target, single=True))
     return result
 
 
 @_core.quick_submit(calls.bump_version)
 @public
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> HandleNumber[torch.Tensor]:
+@takes(_one)
+def allreduce_async_(given: tuple[torch.Tensor, How]) -> HandleNumber[torch.Tensor]:
     """:func:`allreduce` in place, at once with a handle."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    target = calls.in_place(tensor, "allreduce_async_")
-    return calls.allreduce(tensor, how, target, single=True)
+    target = calls.in_place(given[0], "allreduce_async_")
+    return calls.allreduce(*given, target, single=True)
 
 
 @public
+@takes(_many_compressed)
 def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    given: tuple[Sequence[torch.Tensor], type[Compressor], How],
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have
     submitted all of them. Dtypes may differ."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    return autograd.reduced(autograd.AllReduce, tensors, compression, how)
+    return autograd.reduced(autograd.AllReduce, *given)
 
 
 @public
+@takes(_many)
 def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    given: tuple[Sequence[torch.Tensor], How],
 ) -> HandleNumber[list[torch.Tensor]]:
     """:func:`grouped_allreduce`, at once with a handle; not differentiable."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    return calls.allreduce(tensors, how)
+    return calls.allreduce(*given)
 
 
 @public
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
+@takes(_many)
+def grouped_allreduce_(given: tuple[Sequence[torch.Tensor], How]) -> list[torch.Tensor]:
     """:func:`grouped_allreduce` in place."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    targets = [calls.in_place(tensor, "grouped_allreduce_") for tensor in tensors]
-    results: list[torch.Tensor] = wait(calls.allreduce(tensors, how, targets))
+    targets = [calls.in_place(tensor, "grouped_allreduce_") for tensor in given[0]]
+    results: list[torch.Tensor] = wait(calls.allreduce(*given, targets))
     return results
 
 
 @public
+@takes(_many)
 def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    given: tuple[Sequence[torch.Tensor], How],
 ) -> HandleNumber[list[torch.Tensor]]:
     """:func:`grouped_allreduce` in place, at once with a handle."""
-    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    targets = [calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]
-    return calls.allreduce(tensors, how, targets)
+    targets = [calls.in_place(tensor, "grouped_allreduce_async_") for tensor in given[0]]
+    return calls.allreduce(*given, targets)
