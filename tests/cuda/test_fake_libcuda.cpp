@@ -1,4 +1,8 @@
 // The fake driver notices what is done wrong: else tests over it would show nothing.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "cuda/driver/event.h"
 #include "cuda/driver/memory.h"
 #include "cuda/driver/module.h"
@@ -16,6 +20,7 @@ namespace {
 constexpr char kCopyOfFreed[] =
     "cuMemcpyAsync uses memory that was freed\n"
     "cuMemcpyAsync uses memory that the device does not know\n";
+constexpr auto kTimeToGoWrong = std::chrono::milliseconds(20);  // in which a wrong fake goes on
 
 }  // namespace
 
@@ -144,6 +149,24 @@ TEST(fake_notices_host_functions_that_call_the_driver) {
     stream.synchronize();
   }
   context.reset();
+}
+
+TEST(fake_waits_for_the_record_that_was_the_last_at_the_call) {
+  const FreshDriver fresh;
+  const auto context = fresh.context();
+  const PinnedMemory gate(context, sizeof(uint32_t));
+  const DeviceStream busy(context), waiting(context), idle(context);
+  DeviceEvent event(context);
+  busy.wait(gate.address(), 1);
+  event.record(busy);
+  waiting.wait(event);
+  event.record(idle);
+  event.synchronize();  // asks for the last record
+  CHECK(event.complete());
+  std::this_thread::sleep_for(kTimeToGoWrong);
+  CHECK(!waiting.idle());
+  std::atomic_ref(*reinterpret_cast<uint32_t*>(gate.host())).store(1, std::memory_order_release);
+  waiting.synchronize();
 }
 
 TEST(fake_loses_streams_with_work_in_them) {

@@ -27,12 +27,19 @@ struct CUctx_st {
   int retained = 0;
   int lost = 0;  // the code that all calls come to
 };
+/// One record of an event. A wait keeps the record that was the last one at its call: a later one
+/// does not release it.
+struct EventRecord {
+  bool complete = false;
+  double time = 0;  // seconds, once it is complete
+};
 struct CUevent_st {
   CUctx_st* context = nullptr;
   bool alive = true, timed = false;
-  uint64_t recorded = 0, complete = 0;  // by number
-  CUgraph_st* captured = nullptr;       // recorded last in a stream that is captured into it
-  double time = 0;                      // seconds, of the last that completed
+  std::shared_ptr<EventRecord> last;  // null: it was never recorded
+  CUgraph_st* captured = nullptr;     // recorded last in a stream that is captured into it
+
+  bool is_complete() const { return last == nullptr || last->complete; }
 };
 struct CUfunc_st {
   const farandole::cuda::Kernel* kernel = nullptr;

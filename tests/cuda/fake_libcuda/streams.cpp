@@ -260,14 +260,14 @@ FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
       return kSuccess;
     }
     if (waiting->capturing != nullptr) return spoilt(*waiting->capturing, kIsolation);
-    const uint64_t number = event->recorded;  // of now
-    return enqueue(all, "cuStreamWaitEvent", current_contexts().back(), stream, [=] {
+    const auto wait = [event, record = event->last] {
       State& later = state();
       Lock lock(later.mutex);
-      later.changed.wait(lock,
-                         [&] { return event->complete >= number || event->context->lost != 0; });
+      later.changed.wait(
+          lock, [&] { return !record || record->complete || event->context->lost != 0; });
       return event->context->lost;
-    });
+    };
+    return enqueue(all, "cuStreamWaitEvent", current_contexts().back(), stream, wait);
   });
 }
 
@@ -382,39 +382,36 @@ FAKE_CUDA cuEventRecord(EventHandle event, StreamHandle stream) {
     if (recording == nullptr) return 400;
     event->captured = recording->capturing;
     if (event->captured != nullptr) return static_cast<int>(kSuccess);
-    const uint64_t number = event->recorded + 1;
-    const auto finish = [=] {
-      event->complete = std::max(event->complete, number);
-      event->time = seconds_now();
-    };
+    const auto record = std::make_shared<EventRecord>();
+    const auto finish = [=] { *record = {.complete = true, .time = seconds_now()}; };
     const auto nothing = [] { return kSuccess; };
     const int code = enqueue(all, "cuEventRecord", context, stream, nothing, {}, finish);
-    if (code == kSuccess) event->recorded = number;
+    if (code == kSuccess) event->last = record;
     return code;
   });
 }
 
 FAKE_CUDA cuEventQuery(EventHandle event) {
   return of_event("cuEventQuery", event, [&](State&, Lock&) {
-    return event->complete < event->recorded ? kNotReady : kSuccess;
+    return event->is_complete() ? kSuccess : kNotReady;
   });
 }
 
 FAKE_CUDA cuEventSynchronize(EventHandle event) {
   return of_event("cuEventSynchronize", event, [&](State& all, Lock& lock) {
+    const auto record = event->last;
     all.changed.wait(
-        lock, [&] { return event->complete >= event->recorded || event->context->lost != 0; });
+        lock, [&] { return !record || record->complete || event->context->lost != 0; });
     return event->context->lost;
   });
 }
 
 FAKE_CUDA cuEventElapsedTime(float* milliseconds, EventHandle from, EventHandle to) {
   return of_event("cuEventElapsedTime", to, [&](State& all, Lock&) {
-    if (!all.events.contains(from) || !from->timed || !to->timed || from->recorded == 0 ||
-        to->recorded == 0)
+    if (!all.events.contains(from) || !from->timed || !to->timed || !from->last || !to->last)
       return 400;
-    if (from->complete < from->recorded || to->complete < to->recorded) return kNotReady;
-    *milliseconds = static_cast<float>((to->time - from->time) * 1e3);
+    if (!from->last->complete || !to->last->complete) return kNotReady;
+    *milliseconds = static_cast<float>((to->last->time - from->last->time) * 1e3);
     return kSuccess;
   });
 }
