@@ -263,8 +263,8 @@ FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
     const auto wait = [event, record = event->last] {
       State& later = state();
       Lock lock(later.mutex);
-      later.changed.wait(
-          lock, [&] { return !record || record->complete || event->context->lost != 0; });
+      later.changed.wait(lock,
+                         [&] { return !record || record->complete || event->context->lost != 0; });
       return event->context->lost;
     };
     return enqueue(all, "cuStreamWaitEvent", current_contexts().back(), stream, wait);
@@ -392,16 +392,15 @@ FAKE_CUDA cuEventRecord(EventHandle event, StreamHandle stream) {
 }
 
 FAKE_CUDA cuEventQuery(EventHandle event) {
-  return of_event("cuEventQuery", event, [&](State&, Lock&) {
-    return event->is_complete() ? kSuccess : kNotReady;
-  });
+  return of_event("cuEventQuery", event,
+                  [&](State&, Lock&) { return event->is_complete() ? kSuccess : kNotReady; });
 }
 
 FAKE_CUDA cuEventSynchronize(EventHandle event) {
   return of_event("cuEventSynchronize", event, [&](State& all, Lock& lock) {
     const auto record = event->last;
-    all.changed.wait(
-        lock, [&] { return !record || record->complete || event->context->lost != 0; });
+    all.changed.wait(lock,
+                     [&] { return !record || record->complete || event->context->lost != 0; });
     return event->context->lost;
   });
 }
