@@ -262,10 +262,10 @@ struct CudaTable {
   /// Drains, if need be, and ends; where it is in graphs (begin_captured), once those are gone.
   void (*close_exchange)(CudaExchange* exchange);
 
-  /// Ready when what now is in the queue's stream to the host is done. Any thread. `timed`: it can
-  /// be told when; about once a second that waits for some microseconds.
-  CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
-                               CudaFailure* failure);
+  /// Ready when all that now is in these streams (CUstream) is done. Any thread. `timed`: it can be
+  /// told when; about once a second that waits for some microseconds.
+  CudaMoments* (*open_moments)(CudaExchange* exchange, const uint64_t* streams, uint64_t count,
+                               int32_t timed, CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
   /// begin, run or run_lanes for each piece, or spin or run_nccl once, end: nothing waits for the
   /// device. Operations of an exchange come one after the other. `strands`: those that its pieces

@@ -171,6 +171,7 @@ void hand_over_all(Call& call, const std::vector<py::object>& outputs) {
 void follow(Group& group, DeviceSpan& span, const std::optional<uint64_t>& stream) {
   if (!stream) return;
   or_fail_group(group, [&] {
+    span.stream = stream;
     if (span.queue->is_captured(*stream))
       span.graph = stream;
     else

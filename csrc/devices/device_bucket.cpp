@@ -92,10 +92,6 @@ BucketOnDevice::Owners BucketOnDevice::take_owners() {
   return owners ? std::move(*owners) : Owners();
 }
 
-void BucketOnDevice::seal(const DeviceQueue& queue) {
-  if (steps_->exchange()) arrays_.moments = steps_->moments(queue);
-}
-
 Backend& BucketOnDevice::backend() {
   steps_->backend().take(arrays_);
   return steps_->backend();

@@ -66,8 +66,8 @@ class BucketOnDevice : public OnDevices {
   /// Adds a gradient: all of them, in the order of the bucket. `stream`: in which it is made.
   void add(const Bucket& bucket, const Placement& at, uint64_t address, uint64_t stream,
            std::shared_ptr<const void> owner);
-  /// Once all are added. `queue` follows the streams in which they are made.
-  void seal(const DeviceQueue& queue);
+  /// Once all are added.
+  void seal() { arrays_.moments = steps_->moments(streams_); }
 
   Backend& backend() override;
   std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) override;

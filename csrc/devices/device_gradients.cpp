@@ -144,7 +144,7 @@ std::shared_ptr<BucketOnDevice> DeviceGradients::leave_on_device(size_t b) {
     by_steps->add(bucket, p, home.address, home.stream, std::move(home.owner));
     home.brought = false;
   }
-  by_steps->seal(*queue_);
+  by_steps->seal();
   return by_steps;
 }
 

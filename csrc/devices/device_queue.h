@@ -34,7 +34,6 @@ class DeviceQueue {
   DeviceQueue(int device, int doorbell);
 
   int device() const { return device_; }
-  CudaQueue* handle() const { return queue_.get(); }
   /// The stream of copies to the host, for DLPack: an array's owner lets it wait for the array.
   uint64_t stream() const { return library_.stream_to_host(queue_.get()); }
 

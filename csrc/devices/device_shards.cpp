@@ -96,6 +96,7 @@ void DeviceShards::bring(size_t parameter, uint64_t address, uint64_t stream,
     queue_->follow(stream);
     if (home.owner && home.copied) let_go(std::move(home.owner));
     home.gradient = address;
+    home.gradient_stream = stream;
     home.owner = std::move(owner);
     home.copied = false;
     if (!buckets_[home.bucket].stays) copy_gradient(home);
@@ -122,6 +123,7 @@ void DeviceShards::bring_value(size_t parameter, uint64_t address, uint64_t stre
   or_fail_group(update_.group(), [&] {
     Home& home = homes_[parameter];
     queue_->follow(stream);
+    home.value_stream = stream;
     home.value = address;
     if (!buckets_[home.bucket].stays) copy_value(home);
   });
@@ -212,7 +214,7 @@ std::shared_ptr<OnDevices> DeviceShards::launch_norm(size_t b, const Shard& shar
     if (made->empty()) return nullptr;  // so it is on all ranks
     made->take_norm(state.terms.address, norm == Norm::infinite);
     made->keep(state.terms.memory);
-    made->seal(*queue_);
+    made->seal();
     return state.norm = made;
   });
 }
@@ -253,10 +255,11 @@ std::shared_ptr<OnDevices> DeviceShards::launch(size_t b, Shard& shard) {
       if (shard.updates[k].skipped) continue;
       const uint64_t gradient = gradient_of(i, *made);
       made->add(bucket, at, shard.updates[k], gradient, homes_[i].value, addresses);
+      made->follow(homes_[i].value_stream);
     }
     if (made->empty()) return nullptr;  // so it is on all ranks
     for (const DeviceRoom& room : state.state) made->keep(room.memory);
-    made->seal(*queue_);
+    made->seal();
     return state.newest = made;
   });
 }
@@ -277,6 +280,7 @@ uint64_t DeviceShards::gradient_of(size_t parameter, DeviceUpdate& made) {
   const bool here = update_.is_present(parameter);  // what was brought may be of a step given up
   const uint64_t gradient = here ? home.gradient : zeros(home.count * home.element);
   if (!here) made.keep(zeros_.memory);  // there may be longer ones soon
+  if (here) made.follow(home.gradient_stream);
   made.keep(home.owner);
   return gradient;
 }

@@ -68,6 +68,7 @@ class DeviceShards : public ShardCarrier {
   struct Home {
     size_t bucket = 0, offset = 0, count = 0, element = 0;  // the offset in bytes
     uint64_t gradient = 0, value = 0;                       // addresses; 0: none in this step
+    uint64_t gradient_stream = 0, value_stream = 0;         // in which they are made
     std::shared_ptr<const void> owner;                      // of the gradient
     bool copied = false;                                    // to the host
   };

@@ -33,10 +33,6 @@ void DeviceUpdate::add(const Bucket& bucket, const Placement& at, uint64_t gradi
   arrays_.updates.emplace_back().whole = {Space::input, at.offset, at.count};
 }
 
-void DeviceUpdate::seal(const DeviceQueue& queue) {
-  if (steps_->exchange()) arrays_.moments = steps_->moments(queue);
-}
-
 Backend& DeviceUpdate::backend() {
   steps_->backend().take(arrays_);
   return steps_->backend();

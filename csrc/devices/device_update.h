@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "devices/steps.h"
@@ -29,9 +30,11 @@ class DeviceUpdate : public OnDevices {
   void take_norm(uint64_t terms, bool largest) { arrays_.norm = {terms, largest}; }
   /// Keeps an object that it uses until it is complete on the device.
   void keep(std::shared_ptr<const void> used) { used_->push_back(std::move(used)); }
+  /// Waits for the work now in `stream`, in which a gradient or a value is made.
+  void follow(uint64_t stream) { streams_.insert(stream); }
   bool empty() const { return arrays_.updates.empty(); }
-  /// Once all are added. `queue` follows the streams in which they are made.
-  void seal(const DeviceQueue& queue);
+  /// Once all are added.
+  void seal() { arrays_.moments = steps_->moments(streams_); }
 
   Backend& backend() override;
   std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t) override {
@@ -48,6 +51,7 @@ class DeviceUpdate : public OnDevices {
   std::shared_ptr<Steps> steps_;
   ToHost to_host_;
   std::shared_ptr<std::vector<std::shared_ptr<const void>>> used_;
+  std::set<uint64_t> streams_;
   StepArrays arrays_;
 };
 

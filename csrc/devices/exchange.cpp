@@ -44,8 +44,9 @@ CudaNcclId DeviceExchange::make_nccl_id() {
   return id;
 }
 
-StepMoments DeviceExchange::moments(const DeviceQueue& queue, bool timed) {
-  return {ask_cuda(library_.open_moments, exchange_.get(), queue.handle(), timed ? 1 : 0),
+StepMoments DeviceExchange::moments(const std::set<uint64_t>& streams, bool timed) {
+  const std::vector<uint64_t> all(streams.begin(), streams.end());
+  return {ask_cuda(library_.open_moments, exchange_.get(), all.data(), all.size(), timed ? 1 : 0),
           [self = shared_from_this()](CudaMoments* moments) {
             self->library_.close_moments(self->exchange_.get(), moments);
           }};

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,8 +30,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   /// Stops using other ranks' memory. Nothing may begin afterwards.
   void let_go_of_peers() { library_.let_go_of_peers(exchange_.get()); }
 
-  /// Ready once the work now in the queue's stream to the host is done. Any thread.
-  StepMoments moments(const DeviceQueue& queue, bool timed);
+  /// Ready once the work now in these streams is done. Any thread.
+  StepMoments moments(const std::set<uint64_t>& streams, bool timed);
   /// Requires timed moments, of an operation that is complete.
   CudaTimes times_of(const CudaMoments& moments) const {
     CudaTimes times{};

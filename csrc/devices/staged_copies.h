@@ -17,7 +17,8 @@ struct DeviceSpan {
   std::shared_ptr<DeviceQueue> queue;
   uint64_t address = 0;
   size_t bytes = 0;
-  std::optional<uint64_t> graph = {};  // the stream of its owner, where that is being captured
+  std::optional<uint64_t> stream = {};  // of its owner, where that is known
+  std::optional<uint64_t> graph = {};   // the same, where it is being captured
 };
 
 /// The error as all ranks get it: with this rank's number.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <utility>
 
 #include "base/hash.h"
@@ -34,6 +35,17 @@ std::optional<int> device_of(const Options& o, const std::vector<PlacedOperand>&
     return device_of(o, array.input, array.output, rank) == first;
   });
   return alike ? first : std::nullopt;
+}
+
+/// The streams in which a call's arrays on this device are made: their owners', or those that their
+/// owners let wait for them.
+std::set<uint64_t> streams_of(const std::vector<PlacedOperand>& arrays, int device) {
+  std::set<uint64_t> streams;
+  for (const PlacedOperand& array : arrays)
+    for (const auto* span : {&array.input.device, &array.output.device})
+      if (*span && (*span)->queue->device() == device)
+        streams.insert((*span)->stream.value_or((*span)->queue->stream()));
+  return streams;
 }
 
 /// Several arrays as one operand: it has no memory, but its buffers do not overlap.
@@ -203,9 +215,7 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
   }
   arrays_.graph = graph;
   if (graph) return;  // what is in its stream orders it
-  const bool to_here = device_of(output) == steps_->device();
-  const DeviceQueue& queue = to_here ? *output.device->queue : *input.device->queue;
-  if (steps_->exchange()) arrays_.moments = steps_->moments(queue);
+  arrays_.moments = steps_->moments(streams_of(placed_, steps_->device()));
 }
 
 void StepCall::lay_together() {

@@ -40,9 +40,10 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   int device() const { return device_; }
   /// Null if this rank has no streams on the device. It still takes part, so that the others learn.
   const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
-  /// Requires an exchange. The moments are timed while the engine is traced. Any thread.
-  StepMoments moments(const DeviceQueue& queue) const {
-    return exchange_->moments(queue, engine_.trace() != nullptr);
+  /// Null without an exchange. `streams`: in which the operation's arrays are made, so that it
+  /// waits for nothing else. The moments are timed while the engine is traced. Any thread.
+  StepMoments moments(const std::set<uint64_t>& streams) const {
+    return exchange_ ? exchange_->moments(streams, engine_.trace() != nullptr) : nullptr;
   }
 
   /// For an operation that went by steps, once it is complete on the host: later work in `stream`

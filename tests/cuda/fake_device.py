@@ -123,16 +123,17 @@ class Machine:
             for graph in graphs:
                 self.call("cuGraphDestroy", graph)
 
-    def keep_busy(self, device: int) -> Callable[[], None]:
-        """Blocks the stream of the device's owner alone, until the returned function is called. The
-        wait is not Python's: a thread that waits for the stream may hold the interpreter's lock."""
+    def keep_busy(self, device: int, stream: Any = None) -> Callable[[], None]:
+        """Blocks a stream alone, by default that of the device's owner, until the returned function
+        is called. The wait is not Python's: a thread that waits for the stream may hold the
+        interpreter's lock."""
         libc = ctypes.CDLL(None)
         gate = ctypes.create_string_buffer(64)  # a sem_t
         self.gates.append(gate)
         assert libc.sem_init(gate, 0, 0) == 0
         wait = ctypes.cast(libc.sem_wait, ctypes.c_void_p)
         with self.on(device):
-            self.call("cuLaunchHostFunc", self.streams[device], wait, gate)
+            self.call("cuLaunchHostFunc", stream or self.streams[device], wait, gate)
 
         def go_on() -> None:
             libc.sem_post(gate)

@@ -72,7 +72,7 @@ struct StepRank {
 
   /// Half of the sum of all ranks' arrays, in place, in two pieces.
   void launch(int rank, int size, farandole::cuda::Timing timing = farandole::cuda::Timing::off) {
-    moments.push_back(exchange.moments(owner, timing));
+    moments.push_back(exchange.moments({owner.handle()}, timing));
     exchange.begin(*moments.back(), 2);
     run_pieces(rank, size);
     newest = exchange.end(*moments.back());
@@ -93,7 +93,7 @@ struct StepRank {
     piece.leaf_factor = 1;
     piece.finish_factor = 0.5;
     piece.leaf_divide = piece.finish_divide = 1;
-    moments.push_back(exchange.moments(owner, farandole::cuda::Timing::off));
+    moments.push_back(exchange.moments({owner.handle()}));
     exchange.begin(*moments.back(), 1);
     exchange.run_lanes(asked, piece, true);
     newest = exchange.end(*moments.back());

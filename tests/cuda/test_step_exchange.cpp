@@ -69,7 +69,7 @@ TEST(step_exchange_rings_before_an_operation_ends) {
   StepRanks ranks(kSize);
   for (int r = 0; r < kSize; ++r) {
     StepRank& me = ranks.all[static_cast<size_t>(r)];
-    me.moments.push_back(me.exchange.moments(me.owner));
+    me.moments.push_back(me.exchange.moments({me.owner.handle()}));
     me.exchange.begin(*me.moments.back(), 2);
     for (int i = 0; i < 20; ++i) me.run_pieces(r, kSize);
   }
@@ -208,7 +208,7 @@ TEST(step_exchange_tells_when_its_operations_ran) {
       TimePoint reached = begin;
       for (const auto& moments : me.moments) {
         const auto at = [&](const DeviceEvent& event) { return moments->since->time_of(event); };
-        CHECK(at(moments->ready) <= at(*moments->begun));
+        CHECK(at(moments->ready.front()) <= at(*moments->begun));
         CHECK(reached <= at(*moments->begun));
         reached = at(moments->complete);
         CHECK(at(*moments->begun) <= reached);
@@ -266,7 +266,7 @@ TEST(step_exchange_without_a_bucket_has_any_number_of_ranks) {
   const Fd doorbell = make_event_fd();
   StepRank me(fresh.context(), 99, 100, doorbell.get(), testing::StepsRun::now);
   me.put(1);
-  me.moments.push_back(me.exchange.moments(me.owner));
+  me.moments.push_back(me.exchange.moments({me.owner.handle()}));
   me.exchange.begin(*me.moments.back(), 1);
   me.newest = me.exchange.end(*me.moments.back());
   me.get();

@@ -130,8 +130,6 @@ int32_t is_captured(const CudaQueue* queue, uint64_t stream, int32_t* captured,
 
 }  // namespace
 
-const StreamRef& stream_to_host_of(const CudaQueue& queue) { return queue.streams.stream(kToHost); }
-
 void add_copying(CudaTable& table) {
   table.device_of = find_device;
   table.open_queue = open_queue;

@@ -192,7 +192,9 @@ void Exchange::let_go_of_peers() noexcept {
 
 // ---- moments ----
 
-std::unique_ptr<Moments> Exchange::moments(const StreamRef& stream, Timing timing) {
+std::unique_ptr<Moments> Exchange::moments(const std::vector<StreamHandle>& streams,
+                                           Timing timing) {
+  const DeviceContext::Use all_calls(*context_);
   std::unique_ptr<Moments> taken;
   {
     const std::lock_guard lock(mutex_);
@@ -205,7 +207,13 @@ std::unique_ptr<Moments> Exchange::moments(const StreamRef& stream, Timing timin
     }
   }
   if (!taken) taken = std::make_unique<Moments>(context_);
-  taken->ready.record(stream);
+  taken->streams = streams.size();
+  while (taken->ready.size() < streams.size()) taken->ready.emplace_back(context_, timing);
+  for (size_t i = 0; i < streams.size(); ++i) {
+    const StreamRef users(context_, streams[i]);
+    users.refuse_capture();
+    taken->ready[i].record(users);
+  }
   return taken;
 }
 
@@ -225,7 +233,7 @@ void Exchange::begin(Moments& moments, uint64_t strands) {
   unpack_.clear();  // of one that was aborted
   strands_used_ = std::min<uint64_t>(strands, strands_.size());
   Strand& first = strands_[0];
-  first.stream.wait(moments.ready);
+  for (size_t i = 0; i < moments.streams; ++i) first.stream.wait(moments.ready[i]);
   tells_itself_ = false;
   timed_ = moments.begun.has_value();
   if (timed_) moments.begun->record(first.stream);

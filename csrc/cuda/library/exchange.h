@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,10 +41,12 @@ inline constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32,
 /// begin, and the mark from which the host's clock counts.
 struct Moments {
   explicit Moments(const std::shared_ptr<const DeviceContext>& context, Timing timing = Timing::off)
-      : ready(context, timing), complete(context, timing) {
+      : complete(context, timing) {
     if (timing == Timing::on) begun.emplace(context, timing);
   }
-  DeviceEvent ready, complete;
+  std::deque<DeviceEvent> ready;  // one for each stream in which arrays are made, and spare ones
+  size_t streams = 0;
+  DeviceEvent complete;
   std::optional<DeviceEvent> begun;
   std::shared_ptr<const ClockMark> since;
 };
@@ -72,8 +75,10 @@ class Exchange {
   /// Drains, and maps no bucket but its own any more; nothing begins afterwards.
   void let_go_of_peers() noexcept;
 
-  /// Ready after the work now in `stream`. Any thread; given back once unused.
-  std::unique_ptr<Moments> moments(const StreamRef& stream, Timing timing = Timing::off);
+  /// Ready after the work now in these streams. Any thread; given back once unused. Throws
+  /// Error(invalid_argument) where one of them is being captured.
+  std::unique_ptr<Moments> moments(const std::vector<StreamHandle>& streams,
+                                   Timing timing = Timing::off);
   void give_back(std::unique_ptr<Moments> moments);
 
   /// On so many strands, at most.

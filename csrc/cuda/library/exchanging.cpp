@@ -2,13 +2,14 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
-#include "cuda/library/copying.h"
 #include "cuda/library/exchange.h"
 #include "cuda/library/guarded.h"
 #include "cuda/library/kernel_image.h"
@@ -107,11 +108,14 @@ void close_exchange(CudaExchange* exchange) {
   kept_for_graphs().sweep();
 }
 
-CudaMoments* open_moments(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
-                          CudaFailure* failure) {
+CudaMoments* open_moments(CudaExchange* exchange, const uint64_t* streams, uint64_t count,
+                          int32_t timed, CudaFailure* failure) {
   return guarded(failure, [&] {
-    return new CudaMoments{exchange->exchange.moments(stream_to_host_of(*queue),
-                                                      timed != 0 ? Timing::on : Timing::off)};
+    std::vector<StreamHandle> handles;
+    for (const uint64_t stream : std::span(streams, count))
+      handles.push_back(std::bit_cast<StreamHandle>(stream));
+    return new CudaMoments{
+        exchange->exchange.moments(handles, timed != 0 ? Timing::on : Timing::off)};
   });
 }
 
@@ -181,7 +185,10 @@ int32_t times_of(const CudaMoments* moments, CudaTimes* times, CudaFailure* fail
     const auto by_host = [&](const DeviceEvent& event) {
       return those.since->time_of(event).time_since_epoch().count();
     };
-    *times = {by_host(those.ready), by_host(*those.begun), by_host(those.complete)};
+    const int64_t begun = by_host(*those.begun);
+    *times = {those.streams > 0 ? by_host(those.ready[0]) : begun, begun, by_host(those.complete)};
+    for (size_t i = 1; i < those.streams; ++i)
+      times->ready = std::max(times->ready, by_host(those.ready[i]));
     return 1;
   });
 }
