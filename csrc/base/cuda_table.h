@@ -253,7 +253,8 @@ struct CudaTable {
   /// function of the driver too few.
   int32_t (*open_bucket)(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor,
                          CudaFailure* failure);
-  /// Another rank's bucket; `descriptor` stays the caller's.
+  /// Another rank's bucket; `descriptor` stays the caller's. 2: the driver lets no stream write
+  /// there, and a kernel does.
   int32_t (*map_peer)(CudaExchange* exchange, int32_t rank, const CudaShare* theirs,
                       int32_t descriptor, CudaFailure* failure);
   /// This rank uses nothing of other ranks' any more: drains, if need be, and maps no bucket but

@@ -1,6 +1,7 @@
 #include "devices/exchange.h"
 
 #include "base/fixed_text.h"
+#include "base/log.h"
 
 namespace farandole {
 
@@ -20,11 +21,16 @@ PeerOffer DeviceExchange::open_bucket() {
 }
 
 void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
+  bool by_kernels = false;
   for (int r = 0; r < static_cast<int>(all.size()); ++r) {
     const PeerOffered& offered = all[static_cast<size_t>(r)];
     const auto theirs = offered.get<CudaShare>();
-    if (r != own) ask_cuda(library_.map_peer, exchange_.get(), r, &theirs, offered.descriptor);
+    if (r != own)
+      by_kernels |=
+          ask_cuda(library_.map_peer, exchange_.get(), r, &theirs, offered.descriptor) > 1;
   }
+  if (by_kernels)
+    log(LogLevel::info, "the driver lets no stream write to other ranks' memory: kernels do so");
 }
 
 void DeviceExchange::find_nccl() {

@@ -69,7 +69,7 @@ uint32_t use_all(const FreshDriver& fresh) {
   WordBatch words;
   words.write(result.address() + 8, 3);
   words.wait(result.address() + 8, 3);
-  reducer.try_batch(words);
+  reducer.batch(words);
   reducer.call([](void*) {}, nullptr);
   reducer.idle();
   reduced.complete();
@@ -100,8 +100,7 @@ const std::set<std::string> kFreeing = {
 /// we have pushed ourselves).
 bool is_taken(const std::string& call, DriverCode code) {
   return call == "cuGetProcAddress" || call == "cuCtxPopCurrent" ||
-         ((call == "cuStreamWriteValue32" || call == "cuStreamBatchMemOp") &&
-          code == kNotSupported) ||
+         (call == "cuStreamWriteValue32" && code == kNotSupported) ||
          ((call == "cuStreamQuery" || call == "cuEventQuery") && code == kNotReady);
 }
 

@@ -300,6 +300,32 @@ def test_a_kernel_waits_where_streams_cannot(by_steps: Start) -> None:
     apart.run(by, "step", "each_its_own")
 
 
+def one_cannot_write_words(code: int) -> int:
+    """Rank 1's driver refuses words of another rank's memory. How many words' calls it has made."""
+    rank = Rank()
+    rank.device = fd.rank()
+    if fd.rank() == 1:
+        rank.machine.fail("cuStreamBatchMemOp", 2, code)  # the first one is of its own memory
+    x, on_host = rank.pair(40_000, "float32")
+    fd.all_reduce(on_host.array, out=on_host.array)
+    assert fd.all_reduce(x, out=x).get() == on_host.get()
+    assert fd.world().last_path == "step"
+    words = rank.machine.calls("cuStreamBatchMemOp")
+    rank.end()
+    return words
+
+
+@pytest.mark.parametrize("code", [1, 101, 801])
+def test_a_kernel_writes_where_streams_cannot(by_steps: Start, code: int) -> None:
+    """Whatever the driver says to refuse it."""
+    env = {"FAKE_CUDA_DEVICES": "2", "FARANDOLE_LOG": "info"}
+    world = by_steps(2, **env)
+    by_words, by_kernel = world.run(one_cannot_write_words, code)
+    assert by_words > by_kernel == 2
+    said = "info: the driver lets no stream write to other ranks' memory: kernels do so"
+    assert [said in world.output(rank) for rank in range(2)] == [False, True]
+
+
 def sees_its_own_device(out_of_reach: str = "") -> tuple[list[str], str]:
     """As launchers leave it. The ways that were gone; why steps cannot be, where they cannot."""
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["RANK"]

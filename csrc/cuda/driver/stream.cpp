@@ -52,15 +52,14 @@ bool StreamRef::try_wait(DevicePointer word, uint32_t value) const {
   return true;
 }
 
-bool StreamRef::try_batch(WordBatch batch) const {
+void StreamRef::batch(WordBatch batch) const {
   const DeviceContext::Use driver(*context_);
-  if (driver->StreamBatchMemOp == nullptr) return false;
   std::vector<MemoryOperation>& all = batch.operations_;  // to which the driver may write
   const DriverCode code =
-      driver->StreamBatchMemOp(put(), static_cast<unsigned>(all.size()), all.data(), 0);
-  if (code == kNotSupported) return false;
+      driver->StreamBatchMemOp == nullptr
+          ? kNotSupported
+          : driver->StreamBatchMemOp(put(), static_cast<unsigned>(all.size()), all.data(), 0);
   context_->check(code, "cuStreamBatchMemOp", "let a stream write words and wait for others");
-  return true;
 }
 
 void StreamRef::wait_for_bits(DevicePointer word, uint32_t bits) const {

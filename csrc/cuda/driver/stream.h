@@ -55,8 +55,8 @@ class StreamRef {
   void wait(DevicePointer word, uint32_t value) const;
   /// The same; false, and nothing waits, where the driver cannot let streams wait for words.
   bool try_wait(DevicePointer word, uint32_t value) const;
-  /// At most 255 words. False, and nothing happens, where the driver cannot do so.
-  bool try_batch(WordBatch batch) const;
+  /// At most 255 words.
+  void batch(WordBatch batch) const;
   /// Later work waits until the word has one of these bits.
   void wait_for_bits(DevicePointer word, uint32_t bits) const;
   /// Writes a word once all before it is done, and its results can be seen. Readers of the word

@@ -9,8 +9,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/log.h"
-
 namespace farandole::cuda {
 namespace {
 
@@ -176,11 +174,18 @@ void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiproc
   if (!peers_.at(rank)) throw Error(ErrorCode::internal, "a peer's bucket is gone");
 }
 
-/// Tries it with a word that this rank has not come to, and nobody waits for yet.
+/// Tries it with a word that this rank has not come to, and nobody waits for yet. Drivers refuse it
+/// with various codes.
 bool Exchange::writes_words_of(uint32_t rank) {
   WordBatch batch;
   batch.write(address_of(&flags_of(rank)->arrived[0][rank_]), 0);
-  return marks_.try_batch(std::move(batch));
+  try {
+    marks_.batch(std::move(batch));
+    return true;
+  } catch (const Error&) {
+    if (context_->lost()) throw;
+    return false;
+  }
 }
 
 void Exchange::let_go_of_peers() noexcept {
@@ -347,8 +352,7 @@ void Exchange::meet_by_words(Strand& here, int32_t strand) {
   batch.write(address_of(&flags_of(rank_)->epoch[strand]), met);
   for (uint32_t r = 0; r < size_; ++r)
     if (r != rank_) batch.wait(address_of(&flags_of(rank_)->arrived[strand][r]), met);
-  if (!here.stream.try_batch(std::move(batch)))
-    throw Error(ErrorCode::device, "the driver has forgotten how to write words of other ranks");
+  here.stream.batch(std::move(batch));
   here.met = met;
 }
 

@@ -68,6 +68,8 @@ class Exchange {
   uint32_t multiprocessors() const;
   void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors,
            bool takes_turns = false);
+  /// Whether streams write the words of peers; else a kernel does.
+  bool writes_words() const { return writes_words_; }
   /// This process, with others on its device.
   bool takes_turns() const;
   /// Whether any ranks do so with each other; once all are mapped.

@@ -93,7 +93,7 @@ int32_t map_peer(CudaExchange* exchange, int32_t rank, const CudaShare* theirs, 
     exchange->exchange.map(static_cast<uint32_t>(rank), shared,
                            static_cast<uint32_t>(theirs->multiprocessors),
                            theirs->takes_turns != 0);
-    return 1;
+    return exchange->exchange.writes_words() ? 1 : 2;
   });
 }
 
