@@ -32,8 +32,11 @@ std::shared_ptr<Steps> steps_of(const Reducer& reducer, int device) {
   if (group.engine()->options().device_path == "staged" || !group.defaults().algorithm.empty())
     return nullptr;
   // Where devices share no buckets there is NCCL alone.
-  if (group.defaults().level == Determinism::canonical && !Steps::why_no_buckets(group).empty())
+  const std::string no_buckets = Steps::why_no_buckets(group);
+  if (group.defaults().level == Determinism::canonical && !no_buckets.empty()) {
+    warn_of_level(group, no_buckets);
     return nullptr;
+  }
   return Steps::of(group, reducer.stream(), device);
 }
 

@@ -1,11 +1,13 @@
 #include "devices/step_call.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <set>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "schedule/planners.h"
 
 namespace farandole {
@@ -102,7 +104,11 @@ bool devices_may_run(const Group& group, const Options& o, DType dtype, Determin
   DeviceQuestion question = question_of(o, dtype, level, shape, asked_of(group, o));
   question.no_buckets = no_buckets;
   question.staged_piece = group.engine()->options().staged_piece_bytes;
-  return choose_device_way(question) != DeviceWay::staged;
+  if (choose_device_way(question) != DeviceWay::staged) return true;
+  question.level = Determinism::fast;
+  if (level == Determinism::canonical && choose_device_way(question) != DeviceWay::staged)
+    warn_of_level(group, no_buckets);
+  return false;
 }
 
 /// A hash of what ranks agree on, as far as it decides whether all have their arrays on devices,
@@ -121,6 +127,18 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 }
 
 }  // namespace
+
+void warn_of_level(const Group& group, std::string_view no_buckets) {
+  static std::atomic<bool> warned{false};
+  const bool is_plain = group.engine()->options().wire == Wire::plain;  // NCCL seals nothing
+  if (group.rank() != 0 || !is_plain || warned.exchange(true)) return;
+  log(LogLevel::warning,
+      "level 'canonical' reduces arrays of devices in the hosts' memory here, since the group's "
+      "devices share none (" +
+          std::string(no_buckets) +
+          ") and NCCL folds in an order of its own. Large arrays may take ten times as long as by "
+          "NCCL, or more. FARANDOLE_LEVEL=fast lets NCCL reduce them");
+}
 
 void check_level_of_way(const Group& group, const Options& o) {
   const DeviceAsked asked = asked_of(group, o);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "devices/staged_pieces.h"
@@ -15,6 +16,10 @@ namespace farandole {
 /// Throws Error(invalid_argument) if the path that was asked for, by this call or for all of them,
 /// folds in an order that the level forbids.
 void check_level_of_way(const Group& group, const Options& options);
+
+/// Warns, once in this process and on the group's first rank, that the level 'canonical' keeps NCCL
+/// from arrays that it could reduce. `no_buckets`: Steps::why_no_buckets.
+void warn_of_level(const Group& group, std::string_view no_buckets);
 
 class StepCall : public OnDevices {
  public:

@@ -184,6 +184,7 @@ def test_several_hosts_at_level_canonical(by_nccl: Start) -> None:
     env = {"FARANDOLE_LEVEL": "canonical", "FARANDOLE_DEVICE_PATH": "auto"}
     ranks = by_nccl(2, "1,1", framework="torch", **env)
     assert ranks.run(training.as_on_the_host, ["all"], ["plain"]) == [0, 0]
+    assert ranks.output(0).count("FARANDOLE_LEVEL=fast") == 1, "a warning of what the level costs"
 
 
 # ---- which steps go by the devices ----

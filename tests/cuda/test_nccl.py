@@ -306,7 +306,10 @@ def between_hosts() -> None:
 def test_between_hosts_at_level_fast_alone(by_nccl: Start) -> None:
     auto = {"FARANDOLE_DEVICE_PATH": "auto", "FARANDOLE_LEVEL": "canonical"}
     whole = {"FARANDOLE_STAGED_PIECE_BYTES": "16M"}  # pieces have numbers of their own
-    by_nccl(2, "1,1", **auto, **whole).run(between_hosts)
+    world = by_nccl(2, "1,1", **auto, **whole)
+    world.run(between_hosts)
+    warnings = [world.output(rank).count("FARANDOLE_LEVEL=fast") for rank in range(2)]
+    assert warnings == [1, 0], "of what the level costs"
 
 
 def mixed() -> None:
@@ -456,7 +459,9 @@ def packs() -> tuple[int, int]:
 
 @pytest.mark.parametrize("hosts", ["", "1,1"])
 def test_small_arrays_travel_as_one(by_nccl: Start, hosts: str) -> None:
-    for asked, kernels in by_nccl(2, hosts).run(packs):
+    world = by_nccl(2, hosts)
+    for asked, kernels in world.run(packs):
+        assert "FARANDOLE_LEVEL" not in world.output(0)
         assert asked == 2 * 2 * 2, "of each call what is packed, and the large one"
         assert (kernels > 0) == (not hosts), "which pack where there is a bucket"
 
