@@ -33,9 +33,10 @@ void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
     log(LogLevel::info, "the driver lets no stream write to other ranks' memory: kernels do so");
 }
 
-void DeviceExchange::find_nccl() {
+int DeviceExchange::find_nccl() {
   CudaNcclLibrary found{};
   ask_cuda(library_.find_nccl, &found);
+  return found.version;
 }
 
 std::string DeviceExchange::bus_id() const {

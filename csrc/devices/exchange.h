@@ -110,9 +110,9 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
 
   // ---- by NCCL ----
 
-  /// Throws where this rank has none.
-  void find_nccl();
-  /// Identifies the device, since NCCL takes one rank on each.
+  /// Its version (22005: 2.20.5). Throws where this rank has none.
+  int find_nccl();
+  /// Identifies the device, since NCCL takes one rank on each, unless it is told otherwise.
   std::string bus_id() const;
   /// The id by which ranks find each other. Any rank may make it.
   CudaNcclId make_nccl_id();

@@ -1,6 +1,7 @@
 #include "devices/nccl_meeting.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -14,6 +15,14 @@ namespace {
 /// How long NCCL may take to make a communicator. Many ranks take seconds. After this it counts as
 /// stuck, and arrays take another path.
 constexpr auto kMeetingPatience = std::chrono::seconds(60);
+
+/// Whether NCCL takes several ranks on a device, which is to be asked of it on all of them. Their
+/// kernels wait for each other.
+bool takes_several(int version) {
+  constexpr int kFirst = 23000;  // 2.30
+  const char* const asked = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return version >= kFirst && asked != nullptr && std::strtol(asked, nullptr, 0) != 0;
+}
 
 template <typename Message>
 Message refusing(std::string_view why) {
@@ -68,7 +77,7 @@ NcclOffer NcclMeeting::offer() const {
   if (!exchange_) return refusing<NcclOffer>("its device cannot be used");
   NcclOffer mine;
   try {
-    exchange_->find_nccl();
+    mine.shares = takes_several(exchange_->find_nccl());
     copy_cut(exchange_->bus_id(), mine.bus_id);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
@@ -190,6 +199,7 @@ std::string NcclMeeting::why_not_start() const {
   for (size_t r = 0; r < members_.size(); ++r)
     if (const std::string why = text_in(members_[r].offer->refusal); !why.empty())
       return named(r, why);
+  if (std::ranges::all_of(members_, [](const Member& m) { return m.offer->shares; })) return "";
   std::map<std::pair<std::string, std::string>, int> owners;  // by host and bus id
   for (size_t r = 0; r < members_.size(); ++r) {
     const int rank = membership_.members[r];
@@ -198,7 +208,8 @@ std::string NcclMeeting::why_not_start() const {
         owners.try_emplace({host, text_in(members_[r].offer->bus_id)}, rank);
     if (!alone)
       return "NCCL takes one rank on a device, and " + name_ranks({owner->second, rank}) +
-             " share one";
+             " share one (from 2.30 on it takes several where all ranks have "
+             "NCCL_MULTI_RANK_GPU_ENABLE=1)";
   }
   return "";
 }

@@ -13,12 +13,13 @@ inline constexpr size_t kNcclRefusalBytes = sizeof CudaFailure::verdict;
 
 /// A member's device, or why the member cannot take part.
 struct NcclOffer {
+  bool shares = false;  // its NCCL takes several ranks on a device
   char bus_id[sizeof CudaDevice::bus_id] = {};  // its device's, on its host
   char refusal[kNcclRefusalBytes] = {};
 };
 template <>
 inline constexpr auto fields_of<NcclOffer> =
-    Fields<Sent<&NcclOffer::bus_id>, Sent<&NcclOffer::refusal>>{};
+    Fields<Sent<&NcclOffer::shares>, Sent<&NcclOffer::bus_id>, Sent<&NcclOffer::refusal>>{};
 
 /// The id by which members find each other in NCCL, or why they do not try.
 struct NcclStart {

@@ -361,6 +361,7 @@ def without(why: str, fail: tuple[str, int] | None, off: bool) -> None:
     rank.end()
 
 
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 WITHOUT: dict[str, tuple[dict[str, str], str, tuple[str, int] | None, bool]] = {
     "one rank has none": ({}, "rank 1: FARANDOLE_NCCL=off", None, True),
     "one cannot begin": ({}, "rank 1: ncclCommInitRankConfig failed on device ? (Fake GPU): a call "
@@ -369,6 +370,8 @@ WITHOUT: dict[str, tuple[dict[str, str], str, tuple[str, int] | None, bool]] = {
                              "is in a state", ("ncclCommGetAsyncError", 3), False),
     "a device that ranks share": ({"FAKE_CUDA_DEVICES": "1"}, "NCCL takes one rank on a "
                                   "device, and ranks 0-1 share one", None, False),
+    "an older NCCL that shares none": ({"FAKE_CUDA_DEVICES": "1", **SHARED}, "NCCL takes one rank "
+                                       "on a device, and ranks 0-1 share one", None, False),
     "too old": ({"FAKE_NCCL_VERSION": "21304"}, "rank 0: NCCL is too old: ", None, False),
     "another library": ({"FARANDOLE_NCCL": "libm.so.6"}, "rank 0: libm.so.6 is not NCCL: it has no "
                         "ncclGetVersion", None, False),
@@ -402,6 +405,21 @@ def alone() -> None:
 
 def test_where_devices_cannot_share_buckets(by_nccl: Start) -> None:
     by_nccl(2, FAKE_CUDA_PEERS="0").run(alone)
+
+
+def share_a_device() -> None:
+    rank = NcclRank()
+    rank.device = 0
+    x, hx = small(rank, 3000, "float32")
+    fd.all_reduce(hx.array, out=hx.array)
+    assert fd.all_reduce(x, out=x).get() == hx.get()
+    went_by("nccl")
+    rank.end()
+
+
+def test_ranks_that_share_a_device_where_nccl_is_told_so(by_nccl: Start) -> None:
+    env = {"FAKE_CUDA_DEVICES": "1", "FAKE_NCCL_VERSION": "23007"}
+    by_nccl(2, **env, **SHARED).run(share_a_device)
 
 
 # ---- what it asks of the driver and of NCCL ----

@@ -26,6 +26,8 @@ FARANDOLE_NCCL_FUNCTIONS(X)
 
 namespace {
 
+constexpr int kVersion = 22005;
+
 struct Failure {
   std::string call;
   int nth, code;
@@ -211,7 +213,7 @@ int farandole::cuda::fake_nccl::setting(const char* name, int otherwise) {
 }
 
 NcclCode ncclGetVersion(int* version) {
-  *version = setting("FAKE_NCCL_VERSION", 22005);
+  *version = setting("FAKE_NCCL_VERSION", kVersion);
   return count("ncclGetVersion");
 }
 
@@ -251,8 +253,10 @@ NcclCode ncclCommInitRankConfig(NcclHandle* made, int size, NcclUniqueId id, int
     try {
       while (held()) nap(*comm);
       meet(*comm);
+      const bool shares = setting("FAKE_NCCL_VERSION", kVersion) >= 23000 &&
+                          setting("NCCL_MULTI_RANK_GPU_ENABLE", 0) != 0;
       for (int r = 0; r < comm->size; ++r)
-        if (r != comm->rank && own == comm->table->seats[r].place) code = 5;
+        if (!shares && r != comm->rank && own == comm->table->seats[r].place) code = 5;
     } catch (const Aborted&) {  // NOLINT: nobody asks any more
     }
     NcclCode busy = kNcclInProgress;

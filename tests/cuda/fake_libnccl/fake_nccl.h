@@ -3,7 +3,7 @@
 // Its folds begin at the last rank: an order of its own. Like NCCL it waits for ever for a rank
 // that is lost, until it is aborted. Settings:
 //
-//   FAKE_NCCL_VERSION 22005
+//   FAKE_NCCL_VERSION 22005   from 23000 on NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a device
 //   FAKE_NCCL_LATE    0    microseconds by which what is asked for is late; it is in progress then
 //   FAKE_NCCL_HOST    ""   the name of this rank's host: on each there is one rank on a device
 //   FAKE_NCCL_NOTICES 0    1: a rank that is lost is an asynchronous error of the others
