@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_work import Late
-from rank_cases import keras, needs
+from keras_work import Late, keras
+from rank_cases import needs
 
 import farandole as fd
 from harness import World, split
