@@ -13,7 +13,7 @@ inline constexpr size_t kNcclRefusalBytes = sizeof CudaFailure::verdict;
 
 /// A member's device, or why the member cannot take part.
 struct NcclOffer {
-  bool shares = false;  // its NCCL takes several ranks on a device
+  bool shares = false;                          // its NCCL takes several ranks on a device
   char bus_id[sizeof CudaDevice::bus_id] = {};  // its device's, on its host
   char refusal[kNcclRefusalBytes] = {};
 };
