@@ -120,7 +120,7 @@ TEST(message_layouts_of_this_build_are_those_of_its_protocol) {
   std::ostringstream now_it_is;
   for (const auto& [what, value] : wire_format())
     if (what != "byte order") now_it_is << what << " " << value << ", ";
-  CHECK_EQUAL(now_it_is.str(), "protocol 8, message layouts 5f51fb43b7df1133, ");
+  CHECK_EQUAL(now_it_is.str(), "protocol 9, message layouts aa4cbc1c64b27098, ");
 }
 
 }  // namespace farandole
