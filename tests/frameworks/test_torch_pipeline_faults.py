@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 
 import farandole as fd
 import farandole.torch as hvd
+from farandole.common import _pickles
 
 X = torch.linspace(0, 1, 24).reshape(8, 3)
 Y = X.sum(1, keepdim=True)
@@ -209,6 +210,35 @@ class Reshape(nn.Module):
 class Sum(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sum(1, keepdim=True)
+
+
+class Pair(NamedTuple):
+    """A structure that takes a pickle."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(x, x)
+
+
+class Added(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.one + pair.other
+
+
+@on_ranks(2)
+def an_output_that_cannot_be_sent_is_an_error_on_every_rank() -> None:
+    model = [nn.Linear(3, 1), Doubled(), Added(), nn.Linear(1, 1)]
+    pipeline = hvd.Pipeline(model, loss_fn=mse_loss, split=[2], micro_batches=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_pickles, "_refuses_pickles", lambda: True)
+        kind = fd.RemoteError if hvd.rank() else fd.InvalidArgument
+        with raises(kind, "a Pair is sent as a pickle only"):
+            pipeline.step(X, Y)
+    pipeline.step(X, Y)
 
 
 @on_ranks(2)
