@@ -192,6 +192,7 @@ struct CudaNcclJob {
   uint64_t size;
   int32_t dtype, op;  // ours
   double factor;      // of every input, for sums of floating-point numbers; 1: none
+  double finish;      // of every result, likewise, where load_scales() has succeeded
 };
 
 /// Each function may open and initialize the driver. A result of 0: it failed.
@@ -342,6 +343,8 @@ struct CudaTable {
   /// `ready`: whether what was asked of NCCL last is done: only then may it be asked again, and
   /// what was run is in the stream. Fails with what NCCL came to.
   int32_t (*nccl_ready)(CudaExchange* exchange, int32_t* ready, CudaFailure* failure);
+  /// Once: the kernels that apply `finish` of an operation. Fails where there are none.
+  int32_t (*load_scales)(CudaExchange* exchange, CudaFailure* failure);
   /// Behind what is in the exchange's stream.
   int32_t (*run_nccl)(CudaExchange* exchange, const CudaNcclJob* job, CudaFailure* failure);
   /// Fails, once, where NCCL has failed at what is in flight.
@@ -352,6 +355,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 16;
+inline constexpr uint32_t kCudaTableVersion = 17;
 
 }  // namespace farandole

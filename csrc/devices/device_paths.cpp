@@ -79,15 +79,17 @@ double spin_seconds(const DeviceQuestion& q) {
   return 5 * kCall + kMeeting + bytes / kPeers;
 }
 
-/// One kernel launch, in which ranks pass data along. With more than two ranks NCCL lets a switch
-/// fold (according to its sources): a device sends its input, and its part of the result once for
-/// all.
+/// One kernel launch, in which ranks pass data along, and a pass of ours over results with a
+/// factor. With more than two ranks NCCL lets a switch fold (according to its sources), but not
+/// where it scales inputs: a device sends its input, and its part of the result once for all.
 double nccl_seconds(const DeviceQuestion& q) {
-  const bool by_switch =
-      q.spec.kind == Collective::all_reduce && q.ranks > 2 && q.switched && q.no_buckets.empty();
+  const bool by_switch = q.spec.kind == Collective::all_reduce && q.ranks > 2 &&
+                         q.spec.prescale == 1 && q.switched && q.no_buckets.empty();
+  const bool finishes = q.spec.op == ReduceOp::mean || q.spec.postscale != 1;
   const double sent =
       by_switch ? (1 + 1.0 / q.ranks) * static_cast<double>(q.bytes) : sent_bytes(q);
-  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + sent / kPeers;
+  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + sent / kPeers +
+         (finishes ? kCall + 2 * static_cast<double>(q.bytes) / kDevice : 0);
 }
 
 /// A message in a slot is there after one hop, and is heard of after another.

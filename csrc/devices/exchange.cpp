@@ -39,6 +39,17 @@ int DeviceExchange::find_nccl() {
   return found.version;
 }
 
+bool DeviceExchange::scales_results() {
+  try {
+    ask_cuda(library_.load_scales, exchange_.get());
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::forked) throw;
+    log(LogLevel::info, "NCCL scales the inputs of means: " + error.verdict());
+    return false;
+  }
+}
+
 std::string DeviceExchange::bus_id() const {
   CudaDevice device{};
   ask_cuda(library_.device, device_, &device);

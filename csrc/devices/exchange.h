@@ -116,6 +116,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   std::string bus_id() const;
   /// The id by which ranks find each other. Any rank may make it.
   CudaNcclId make_nccl_id();
+  /// Whether kernels can apply a factor to what NCCL has reduced.
+  bool scales_results();
   void open_nccl(const CudaNcclId& id) { ask_cuda(library_.open_nccl, exchange_.get(), &id); }
   bool nccl_ready() {
     int32_t ready = 0;

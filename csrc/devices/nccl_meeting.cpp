@@ -79,6 +79,7 @@ NcclOffer NcclMeeting::offer() const {
   try {
     mine.shares = takes_several(exchange_->find_nccl());
     copy_cut(exchange_->bus_id(), mine.bus_id);
+    mine.scales = exchange_->scales_results();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
     return refusing<NcclOffer>(error.verdict());
@@ -104,6 +105,7 @@ void NcclMeeting::begin_by(const NcclStart& start) {
   if (start.id.size() != sizeof id) WireReader::malformed("an id that is not NCCL's");
   std::memcpy(&id, start.id.data(), sizeof id);
   started_ = true;
+  scales_ = start.scales;
   phase_ = Phase::opening;
   until_ = Deadline::after(kMeetingPatience);
   try {
@@ -185,6 +187,7 @@ bool NcclMeeting::answer() {
 NcclStart NcclMeeting::start() const {
   if (const std::string why = why_not_start(); !why.empty()) return refusing<NcclStart>(why);
   NcclStart made;
+  made.scales = std::ranges::all_of(members_, [](const Member& m) { return m.offer->scales; });
   try {
     const CudaNcclId id = exchange_->make_nccl_id();
     made.id.assign(std::begin(id.bytes), std::end(id.bytes));

@@ -36,6 +36,8 @@ class NcclMeeting {
   bool done() const { return members_.empty(); }
   /// Then: why the group has no communicator, the same on all members; empty: it has one.
   const std::string& refusal() const { return refusal_; }
+  /// Whether kernels of all members apply factors to results; else NCCL applies them to inputs.
+  bool scales_results() const { return scales_; }
   /// The members whose message is missing.
   std::vector<int> silent() const;
 
@@ -74,7 +76,8 @@ class NcclMeeting {
   std::vector<Member> members_;  // by place; none once all is said
   Phase phase_ = Phase::offering;
   bool started_ = false;  // with an id
-  Deadline until_;        // of NCCL
+  bool scales_ = false;
+  Deadline until_;  // of NCCL
   std::string refusal_;
 };
 

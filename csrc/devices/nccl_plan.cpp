@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
+#include "fold/fold.h"
 #include "schedule/planners.h"
 #include "schedule/slicing.h"
 
@@ -95,14 +97,16 @@ std::string why_not_by_nccl(const CollectiveSpec& spec, DType dtype) {
 }
 
 NcclPlan nccl_plan(const CollectiveSpec& spec, const Shape& shape, DType dtype, uint64_t input,
-                   uint64_t output) {
+                   uint64_t output, bool scales_results) {
   NcclPlan plan;
   const bool folding = folds(spec.kind);
   if (folding) {
     plan.dtype = dtype;
     plan.op = spec.op == ReduceOp::mean ? ReduceOp::sum : spec.op;
-    if (is_scaled(spec))
-      plan.factor = spec.prescale * spec.postscale / (spec.op == ReduceOp::mean ? shape.size : 1);
+    const Scales scales = scales_for(dtype, spec.op, spec.prescale, spec.postscale, shape.size);
+    plan.factor = scales.leaf.factor;
+    plan.finish = scales.finish.factor;
+    if (!scales_results) plan.factor *= std::exchange(plan.finish, 1);
   }
   const size_t bytes = size_of(dtype);
   const Planning planning{shape, input, output, bytes, folding ? 1 : bytes, plan};

@@ -19,10 +19,12 @@ struct NcclPlan {
   DType dtype = DType::uint8;  // bytes, where nothing is folded
   ReduceOp op = ReduceOp::sum;
   double factor = 1;  // of every input
+  double finish = 1;  // of every result
 };
 
-/// A collective of `has_steps()`, whose arrays begin at these addresses.
+/// A collective of `has_steps()`, whose arrays begin at these addresses. `scales_results`: else all
+/// factors are of inputs, by NCCL.
 NcclPlan nccl_plan(const CollectiveSpec& spec, const Shape& shape, DType dtype, uint64_t input,
-                   uint64_t output);
+                   uint64_t output, bool scales_results);
 
 }  // namespace farandole

@@ -260,7 +260,8 @@ void StepBackend::run_lanes(size_t index) {
 void StepBackend::run_nccl() {
   const CollectiveSpec o = spec_here();
   const DType dtype = operation_->input.dtype;
-  NcclPlan plan = nccl_plan(o, pieces_.shape(), dtype, arrays_->input, arrays_->output);
+  const bool scales = nccl_->scales_results();
+  NcclPlan plan = nccl_plan(o, pieces_.shape(), dtype, arrays_->input, arrays_->output, scales);
   if (pieces_.lie_apart()) plan.calls.clear();
   for (const auto& [input, output] : arrays_->together) {
     const Shape shape{.rank = pieces_.shape().rank,
@@ -268,7 +269,7 @@ void StepBackend::run_nccl() {
                       .count = input.count,
                       .root = pieces_.shape().root};
     const NcclPlan one = nccl_plan(o, shape, dtype, reinterpret_cast<uint64_t>(input.data),
-                                   reinterpret_cast<uint64_t>(output.data));
+                                   reinterpret_cast<uint64_t>(output.data), scales);
     plan.calls.insert(plan.calls.end(), one.calls.begin(), one.calls.end());
   }
   asked_nccl_ = now();
@@ -276,7 +277,8 @@ void StepBackend::run_nccl() {
                        .size = plan.calls.size(),
                        .dtype = static_cast<int32_t>(plan.dtype),
                        .op = static_cast<int32_t>(plan.op),
-                       .factor = plan.factor});
+                       .factor = plan.factor,
+                       .finish = plan.finish});
 }
 
 /// Whether all of it is in the streams.

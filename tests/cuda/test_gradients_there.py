@@ -145,13 +145,13 @@ def test_a_backward_that_raises_in_the_middle(there: Start) -> None:
     assert min(there(2, FAKE_CUDA_JITTER="7").run(raises_in_the_middle)) > 0
 
 
-def trains_as_on_the_host(rank: Rank) -> None:
+def trains_as_on_the_host(rank: Rank, predivide: float = 1.0) -> None:
     """In another order of folds."""
     tensors = Tensors(rank)
     results = []
     for model in here_and_there(Model, tensors, rank.device):
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), 0.1), gradient_predivide_factor=2.0
+            torch.optim.SGD(model.parameters(), 0.1), gradient_predivide_factor=predivide
         )
         for step in range(4):
             optimizer.zero_grad()
@@ -163,20 +163,25 @@ def trains_as_on_the_host(rank: Rank) -> None:
         torch.testing.assert_close(on_host, there)
 
 
-def by_nccl_alone() -> tuple[int, int]:
+def by_nccl_alone(predivide: float) -> tuple[int, int, int]:
     rank = NcclRank()
-    trains_as_on_the_host(rank)
+    trains_as_on_the_host(rank, predivide)
     gc.collect()
-    calls = rank.nccl.calls("ncclAllReduce"), rank.machine.calls(KERNEL)
+    asked = rank.nccl.calls("ncclAllReduce"), rank.nccl.calls("ncclRedOpCreatePreMulSum")
+    launched = rank.machine.calls(KERNEL)
     rank.end()
-    return calls
+    return *asked, launched
 
 
+@pytest.mark.parametrize("predivide", [1.0, 2.0])
 @pytest.mark.parametrize("hosts", ["", "1,1"])
-def test_by_nccl(by_nccl: Start, hosts: str) -> None:
-    for reduced, launched in by_nccl(2, hosts, framework="torch").run(by_nccl_alone):
+def test_by_nccl(by_nccl: Start, hosts: str, predivide: float) -> None:
+    """Kernels scale results, and NCCL scales inputs."""
+    ranks = by_nccl(2, hosts, framework="torch").run(by_nccl_alone, predivide)
+    for reduced, scaled, launched in ranks:
         assert reduced > 0
-        assert launched == 0
+        assert (scaled > 0) == (predivide == 2)
+        assert (launched > 0) == (predivide == 1)
 
 
 def test_several_hosts_at_level_canonical(by_nccl: Start) -> None:

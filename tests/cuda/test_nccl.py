@@ -40,6 +40,11 @@ def small(rank: NcclRank, shape: tuple[int, ...] | int, dtype: str) -> tuple[Arr
     return array, host
 
 
+def mean_or_sum(dtype: str) -> str:
+    """NCCL takes no means of integers."""
+    return "mean" if "float" in dtype else "sum"
+
+
 def went_by(path: str) -> None:
     assert fd.world().last_path == path
 
@@ -51,7 +56,7 @@ def with_root(rank: NcclRank, root: int, n: int, dtype: str) -> None:
     share, hshare = small(rank, counts[r], dtype)
     whole, hwhole = small(rank, sum(counts), dtype)
     asked: list[tuple[Any, ...]] = [
-        ("reduce", x, hx, n if r == root else 0, {}),
+        ("reduce", x, hx, n if r == root else 0, {"op": mean_or_sum(dtype)}),
         ("gather", share, hshare, sum(counts) if r == root else 0, {"counts": counts}),
         ("scatter", whole if r == root else None, hwhole, counts[r], {"counts": counts}),
     ]
@@ -87,16 +92,16 @@ def collectives(dtype: str, n: int) -> None:
     x, hx = small(rank, n, dtype)
     fd.all_reduce(x, out=x)
     same(x, "all_reduce", hx, rank.host(n, dtype))
-    if dtype.startswith(("float", "bfloat")):
+    op = mean_or_sum(dtype)
+    if op == "mean":
         x, hx = small(rank, n, dtype)
         scaled = {"prescale": 0.5, "postscale": 4.0}
         same(fd.all_reduce(x, **scaled), "all_reduce", hx, rank.host(n, dtype), **scaled)
-        if p == 2:
-            same(fd.all_reduce(x, "mean"), "all_reduce", hx, rank.host(n, dtype), op="mean")
+        same(fd.all_reduce(x, "mean"), "all_reduce", hx, rank.host(n, dtype), op="mean")
     for count in (p * n, p * n + 1):  # shares that are equal, and not
         x, hx = small(rank, count, dtype)
         part = count // p + (r < count % p)
-        same(fd.reduce_scatter(x), "reduce_scatter", hx, rank.host(part, dtype))
+        same(fd.reduce_scatter(x, op), "reduce_scatter", hx, rank.host(part, dtype), op=op)
     for root in {0, p - 1}:
         x, hx = small(rank, n, dtype)
         y = rank.array(n, dtype)
@@ -456,7 +461,7 @@ def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_nccl: Start
         assert calls == 15
 
 
-def packs() -> tuple[int, int]:
+def packs(options: dict[str, float]) -> tuple[int, int]:
     """Many small arrays and a large one in a call, twice: what NCCL was asked for, and kernels."""
     rank = NcclRank("functions")
     asked = 0
@@ -464,24 +469,74 @@ def packs() -> tuple[int, int]:
         pairs = [small(rank, count, dtype) for count in (*counts, 600_000)]
         for _ in range(2):
             before = rank.nccl.calls("ncclAllReduce")
-            fd.grouped_all_reduce([x for x, _ in pairs], out=[x for x, _ in pairs])
+            fd.grouped_all_reduce([x for x, _ in pairs], out=[x for x, _ in pairs], **options)
             asked += rank.nccl.calls("ncclAllReduce") - before
             went_by("nccl")
-            fd.grouped_all_reduce([h.array for _, h in pairs], out=[h.array for _, h in pairs])
+            on_the_host = [h.array for _, h in pairs]
+            fd.grouped_all_reduce(on_the_host, out=on_the_host, **options)
             assert [x.get() for x, _ in pairs] == [h.get() for _, h in pairs], dtype
         del pairs
     kernels = rank.machine.calls("cuLaunchKernel")
+    assert rank.nccl.calls("ncclRedOpCreatePreMulSum") == 0
     rank.end()
     return asked, kernels
 
 
+@pytest.mark.parametrize("postscale", [1.0, 1 / 3])
 @pytest.mark.parametrize("hosts", ["", "1,1"])
-def test_small_arrays_travel_as_one(by_nccl: Start, hosts: str) -> None:
+def test_small_arrays_travel_as_one(by_nccl: Start, hosts: str, postscale: float) -> None:
     world = by_nccl(2, hosts)
-    for asked, kernels in world.run(packs):
+    for asked, kernels in world.run(packs, {"postscale": postscale}):
         assert "FARANDOLE_LEVEL" not in world.output(0)
         assert asked == 2 * 2 * 2, "of each call what is packed, and the large one"
-        assert (kernels > 0) == (not hosts), "which pack where there is a bucket"
+        arrays, large = 39 + 44, 2
+        scaled = 2 * (arrays + large) * (postscale != 1)
+        if hosts:
+            assert kernels == scaled, "each result by one kernel"
+        else:
+            packing = 2 * 2 * 2  # which scales, too
+            assert kernels == packing + 2 * large * (postscale != 1)
+
+
+def overflows() -> None:
+    """A mean is a sum, and then multiplied: as by any other way."""
+    rank = NcclRank()
+    values = np.full(3000, 60_000, np.float16).tobytes()
+    x, on_host = rank.array(3000, "float16").put(values), OnHost(values, "float16")
+    fd.all_reduce(on_host.array, "mean", out=on_host.array)
+    assert np.isinf(np.frombuffer(on_host.get(), np.float16)).all()
+    for way in ("step", "nccl"):
+        assert fd.all_reduce(x, "mean", algorithm=way).get() == on_host.get()
+        went_by(way)
+    fd.all_reduce(x, "mean", prescale=0.5, postscale=2.0, out=x, algorithm="nccl")
+    assert x.get() == values, "what is prescaled does not overflow"
+    assert rank.nccl.calls("ncclRedOpCreatePreMulSum") == 1, "it is NCCL that scales inputs"
+    rank.end()
+
+
+def test_a_mean_overflows_where_its_sum_does(by_nccl: Start) -> None:
+    by_nccl(2, FARANDOLE_DEVICE_PATH="auto").run(overflows)
+
+
+def without_kernels() -> int:
+    """Rank 1's device loads none."""
+    rank = NcclRank()
+    if fd.rank() == 1:
+        for _ in range(2):  # for a bucket, and for NCCL
+            rank.machine.fail("cuModuleLoadDataEx", 1, 2)
+    x, hx = small(rank, 3000, "float32")
+    y = fd.all_reduce(x, "mean")
+    went_by("nccl")
+    expected = on_host("all_reduce", hx, rank.host(3000, "float32"), op="mean")
+    assert y.get() == expected.get()
+    made = rank.nccl.calls("ncclRedOpCreatePreMulSum")
+    rank.end()
+    return made
+
+
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_nccl_scales_inputs_where_a_rank_has_no_kernels(by_nccl: Start, hosts: str) -> None:
+    assert by_nccl(2, hosts).run(without_kernels) == [1, 1]
 
 
 # ---- where it is found ----

@@ -58,7 +58,7 @@ def goes_wrong(call: str, code: int) -> list[Any]:
 
     def reduce() -> None:
         for _ in range(3):
-            fd.all_reduce(x, "mean", out=x, name="gradient")
+            fd.all_reduce(x, "mean", prescale=0.5, out=x, name="gradient")
 
     return [*facts_of(reduce), left_of(rank)]
 

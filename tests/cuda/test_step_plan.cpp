@@ -342,21 +342,39 @@ TEST(nccl_is_what_devices_of_several_hosts_have) {
   CHECK_EQUAL(chosen(Determinism::canonical, "auto"), std::string("staged"));
 }
 
+TEST(nccl_lets_a_switch_fold_means_and_no_scaled_inputs) {
+  const Shape shape{.size = 8, .count = 64 << 20};
+  const auto seconds = [&](ReduceOp op, double prescale) {
+    const CollectiveSpec spec{.kind = Collective::all_reduce, .op = op, .prescale = prescale};
+    DeviceQuestion question =
+        question_of(spec, DType::float32, Determinism::fast, shape, {"auto", ""});
+    question.switched = true;
+    return device_paths()[static_cast<size_t>(DeviceWay::nccl)].seconds(question);
+  };
+  CHECK(seconds(ReduceOp::sum, 1) < seconds(ReduceOp::mean, 1));
+  CHECK(seconds(ReduceOp::mean, 1) < seconds(ReduceOp::sum, 0.5));
+  CHECK(seconds(ReduceOp::sum, 0.5) < seconds(ReduceOp::mean, 0.5));
+}
+
 TEST(nccl_runs_uneven_forms_by_several_of_its_operations) {
   const std::vector<size_t> counts{3, 0, 5};
   const Shape shape{.rank = 2, .size = 3, .count = 8, .counts = counts};
   CollectiveSpec spec{.kind = Collective::reduce_scatter, .op = ReduceOp::mean, .prescale = 6};
-  NcclPlan plan = nccl_plan(spec, shape, DType::float32, 1000, 2000);
+  NcclPlan plan = nccl_plan(spec, shape, DType::float32, 1000, 2000, true);
   CHECK_EQUAL(plan.calls.size(), size_t{2});
   CHECK_EQUAL(plan.calls[1].what, int32_t{kNcclReduce});
   CHECK_EQUAL(plan.calls[1].peer, 2);
   CHECK_EQUAL(plan.calls[1].input, uint64_t{1000 + 3 * 4});
   CHECK_EQUAL(plan.calls[1].output, uint64_t{2000});
   CHECK_EQUAL(plan.calls[1].count, uint64_t{5});
-  CHECK_EQUAL(plan.factor, 2.0);
+  CHECK_EQUAL(plan.factor, 6.0);
+  CHECK_EQUAL(plan.finish, 1.0 / 3);
   CHECK(plan.op == ReduceOp::sum);
+  plan = nccl_plan(spec, shape, DType::float32, 1000, 2000, false);
+  CHECK_EQUAL(plan.factor, 2.0);
+  CHECK_EQUAL(plan.finish, 1.0);
   spec.kind = Collective::all_gather;
-  plan = nccl_plan(spec, shape, DType::float32, 1000, 2000);
+  plan = nccl_plan(spec, shape, DType::float32, 1000, 2000, true);
   CHECK_EQUAL(plan.calls.size(), size_t{2});
   CHECK_EQUAL(plan.calls[1].what, int32_t{kNcclBroadcast});
   CHECK_EQUAL(plan.calls[1].output, uint64_t{2000 + 3 * 4});
@@ -364,23 +382,23 @@ TEST(nccl_runs_uneven_forms_by_several_of_its_operations) {
   CHECK(plan.dtype == DType::uint8);
   spec.kind = Collective::all_to_all;
   const Shape member{.rank = 1, .size = 2, .count = 4};
-  plan = nccl_plan(spec, member, DType::int16, 1000, 2000);
+  plan = nccl_plan(spec, member, DType::int16, 1000, 2000, true);
   CHECK_EQUAL(plan.calls.size(), size_t{4});
   CHECK_EQUAL(plan.calls[2].what, int32_t{kNcclSend});
   CHECK_EQUAL(plan.calls[2].input, uint64_t{1000 + 8});
   CHECK_EQUAL(plan.calls[2].count, uint64_t{8});
   spec.kind = Collective::reduce;
-  plan = nccl_plan(spec, member, DType::float32, 1000, 0);
+  plan = nccl_plan(spec, member, DType::float32, 1000, 0, true);
   CHECK_EQUAL(plan.calls.size(), size_t{1});
   CHECK_EQUAL(plan.calls[0].what, int32_t{kNcclReduce});
   CHECK_EQUAL(plan.calls[0].peer, 0);
   spec.kind = Collective::gather;
-  plan = nccl_plan(spec, member, DType::int16, 1000, 0);
+  plan = nccl_plan(spec, member, DType::int16, 1000, 0, true);
   CHECK_EQUAL(plan.calls.size(), size_t{1});
   CHECK_EQUAL(plan.calls[0].what, int32_t{kNcclSend});
   spec.kind = Collective::scatter;
   const Shape root{.rank = 0, .size = 2, .count = 4};
-  plan = nccl_plan(spec, root, DType::int16, 1000, 2000);
+  plan = nccl_plan(spec, root, DType::int16, 1000, 2000, true);
   CHECK_EQUAL(plan.calls.size(), size_t{3});
   CHECK_EQUAL(plan.calls[1].input, uint64_t{1000 + 8});
   CHECK_EQUAL(plan.calls[2].what, int32_t{kNcclReceive});

@@ -251,7 +251,7 @@ void Exchange::begin(Moments& moments, uint64_t strands) {
 uint32_t Exchange::end(Moments& moments) {
   const DeviceContext::Use all_calls(*context_);
   Strand& first = strands_[0];
-  move(0, std::exchange(unpack_, {}));
+  move(0, std::exchange(unpack_, {}), unpack_as_);
   for (size_t i = 1; i < strands_used_; ++i) {
     strands_[i].edge.record(strands_[i].stream);
     first.stream.wait(strands_[i].edge);

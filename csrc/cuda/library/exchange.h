@@ -36,6 +36,9 @@ namespace farandole::cuda {
 
 /// The dtypes whose kernels move any elements of 1, 2, 4 and 8 bytes.
 inline constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
+/// The dtypes whose results have factors by NCCL.
+inline constexpr std::array kScaled{DType::float16, DType::bfloat16, DType::float32,
+                                    DType::float64};
 
 /// The events of an operation: its arrays are ready, and it is complete. Where it is timed also its
 /// begin, and the mark from which the host's clock counts.
@@ -105,7 +108,10 @@ class Exchange {
   /// Null until it was opened.
   NcclCommunicator* nccl() { return nccl_ ? &*nccl_ : nullptr; }
   void open_nccl(const CudaNcclId& id);
-  /// Small arrays of all-reduces travel as one: in here, out in end(), when NCCL has launched.
+  /// The kernels that apply `finish` of a job, for an exchange without a bucket, too.
+  void load_scales(const void* image);
+  /// Small arrays of all-reduces travel as one: in here, out in end(), when NCCL has launched. Then
+  /// results are scaled, too.
   void run_nccl(const CudaNcclJob& job);
 
   bool is_complete(uint32_t number) const {
@@ -142,7 +148,9 @@ class Exchange {
   Flags* spin_flags_of(uint32_t rank) const;
   LaneFlags* lane_flags_of(uint32_t rank) const;
   Peers spinning_peers() const;
-  void move(int32_t strand, std::span<const Move> moves);
+  void move(int32_t strand, std::span<const Move> moves,
+            const Folding& as = {.dtype = DType::uint8});
+  void scale(const StreamRef& stream, const Move& one, const Folding& as);
   void move_in(const CudaPiece& piece);
   void move_out(const CudaPiece& piece);
   void meet(int32_t strand);
@@ -155,6 +163,8 @@ class Exchange {
   void norm(const CudaPiece& piece);
   uint64_t scratch_bytes() const;
   DevicePointer pack_of(uint64_t bytes);
+  CudaNcclCall pack(std::span<const CudaNcclCall> small, size_t element);
+  void load(const std::string& name) { kernels_.emplace(name, module_->function(name)); }
   void load_kernels();
   const DeviceFunction& kernel(const std::string& name) const { return kernels_.at(name); }
   Folding folding_of(const CudaPiece& piece) const;
@@ -188,6 +198,7 @@ class Exchange {
   PinnedMemory abort_;                                // a word that ends kernels which spin
   std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
   std::vector<Move> unpack_;                          // once it has launched
+  Folding unpack_as_{.dtype = DType::uint8};          // with its last factor
   std::unique_ptr<DeviceMemory> scratch_;             // of norms, by strand
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two

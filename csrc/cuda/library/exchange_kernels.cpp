@@ -12,9 +12,6 @@ namespace farandole::cuda {
 /// All that any operation may launch, before there is one: to load a kernel may wait for all that
 /// runs, and what runs then may be a kernel that waits for the other ranks.
 void Exchange::load_kernels() {
-  const auto load = [&](const std::string& name) {
-    kernels_.emplace(name, module_->function(name));
-  };
   for (const DTypeRow& d : kDTypes) {
     load(kernel_name("fold", d.dtype));
     if (mailbox_bytes_ > 0) load(kernel_name("one_shot", d.dtype));
@@ -26,6 +23,13 @@ void Exchange::load_kernels() {
     load(kernel_name("norms", dtype));
   }
   for (const DType width : kOfWidth) load(kernel_name("copy", width));
+  for (const DType dtype : kScaled) load(kernel_name("copy", dtype));
+}
+
+void Exchange::load_scales(const void* image) {
+  if (tables_) return;  // load_kernels() has all
+  module_ = DeviceModule::load(context_, image);
+  for (const DType dtype : kScaled) load(kernel_name("fold", dtype));
 }
 
 /// The same on all ranks: what the least of their devices has, and the most crowded of them.

@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/library/exchange.h"
@@ -17,6 +18,13 @@ constexpr uint64_t kPackedBytes = 1 << 20;
 constexpr uint64_t whole_packs(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 /// The driver copies so many moves faster than a table of them is brought to the device.
 constexpr size_t kFewMoves = 4;
+
+/// Of the widest elements that divide all moves.
+DType widest_of(std::span<const Move> moves) {
+  uint64_t bits = 8;
+  for (const Move& one : moves) bits |= one.to | one.from | one.bytes;
+  return kOfWidth.at(static_cast<size_t>(std::countr_zero(bits)));
+}
 
 }  // namespace
 
@@ -51,18 +59,19 @@ void Exchange::move_out(const CudaPiece& piece) {
 }
 
 /// Many by kernels, in the widest elements that divide them all; few by the driver's copies, those
-/// of an exchange without a bucket, and those of a graph, in which a table would have to last.
-void Exchange::move(int32_t strand, std::span<const Move> moves) {
+/// of an exchange without a bucket, and those of a graph, in which a table would have to last. A
+/// factor, the last one of `as`, takes kernels.
+void Exchange::move(int32_t strand, std::span<const Move> moves, const Folding& as) {
   const StreamRef& stream = stream_of(strand);
+  const bool scales = !as.scales.finish.is_identity();
   while (moves.size() > kFewMoves && tables_ && !captured_) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
-    uint64_t bits = 8;
-    for (const Move& one : some) bits |= one.to | one.from | one.bytes;
-    const auto width = static_cast<uint32_t>(bits & (~bits + 1));
+    const DType dtype = scales ? as.dtype : widest_of(some);
     const Backlog& backlog = strands_.at(static_cast<size_t>(strand)).backlog;
-    const auto pieces = tables_->put(stream, backlog, some, width, completions_);
+    auto pieces =
+        tables_->put(stream, backlog, some, static_cast<uint32_t>(size_of(dtype)), completions_);
     if (!pieces) break;
-    const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
+    pieces->scaling = scaling_of(as.scales.finish);
     kernel(kernel_name("copy", dtype))
         .launch(
             stream,
@@ -70,7 +79,21 @@ void Exchange::move(int32_t strand, std::span<const Move> moves) {
             *pieces);
     moves = moves.subspan(some.size());
   }
-  for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
+  for (const Move& one : moves)
+    if (scales)
+      scale(stream, one, as);
+    else
+      stream.copy(one.to, one.from, one.bytes);
+}
+
+/// As a fold of one source.
+void Exchange::scale(const StreamRef& stream, const Move& one, const Folding& as) {
+  const void* const from = at_address(one.from);
+  void* const to = at_address(one.to);
+  const Fold job = fold_of({&from, 1}, {&to, 1}, 0, one.bytes / size_of(as.dtype), as);
+  const uint32_t blocks = blocks_for(Work::alone, one.bytes, {.processors = multiprocessors()});
+  kernel(kernel_name("fold", as.dtype))
+      .launch(stream, {.blocks = blocks, .threads = kThreads}, job);
 }
 
 uint64_t Exchange::scratch_bytes() const {
@@ -180,29 +203,41 @@ DevicePointer Exchange::pack_of(uint64_t bytes) {
 
 /// The choice of arrays to pack depends on kinds, counts and dtype alone: all ranks choose alike.
 void Exchange::run_nccl(const CudaNcclJob& job) {
-  const size_t element = size_of(static_cast<DType>(job.dtype));
+  const auto dtype = static_cast<DType>(job.dtype);
+  const size_t element = size_of(dtype);
   std::vector<CudaNcclCall> calls, small;
-  uint64_t bytes = 0;
   for (const CudaNcclCall& call : std::span(job.calls, job.size)) {
     const bool is_small = call.what == kNcclAllReduce && call.count * element <= kPackedBytes;
     (is_small ? small : calls).push_back(call);
-    if (is_small) bytes += whole_packs(call.count * element);
   }
-  if (small.size() < 2) return nccl_->run(strands_[0].stream, job);
-  const DevicePointer pack = pack_of(bytes);
-  calls.push_back({kNcclAllReduce, 0, pack, pack, bytes / element});
+  if (small.size() == 1) calls.push_back(std::exchange(small, {}).front());
+  unpack_as_ = {.dtype = dtype, .scales = {.leaf = {}, .finish = {.factor = job.finish}}};
+  for (const CudaNcclCall& call : calls) {
+    const bool has_result = call.what != kNcclReduce || call.peer == static_cast<int32_t>(rank_);
+    if (job.finish != 1 && has_result)
+      unpack_.push_back({call.output, call.output, call.count * element});
+  }
+  if (!small.empty()) calls.push_back(pack(small, element));
+  CudaNcclJob packed = job;
+  packed.calls = calls.data();
+  packed.size = calls.size();
+  nccl_->run(strands_[0].stream, packed);
+}
+
+/// Brings small arrays together, and has them brought back.
+CudaNcclCall Exchange::pack(std::span<const CudaNcclCall> small, size_t element) {
+  uint64_t bytes = 0;
+  for (const CudaNcclCall& call : small) bytes += whole_packs(call.count * element);
+  const DevicePointer begin = pack_of(bytes);
   std::vector<Move> in;
-  DevicePointer at = pack;
+  DevicePointer at = begin;
   for (const CudaNcclCall& call : small) {
     in.push_back({at, call.input, call.count * element});
     unpack_.push_back({call.output, at, call.count * element});
     at += whole_packs(call.count * element);
   }
   move(0, in);
-  CudaNcclJob packed = job;
-  packed.calls = calls.data();
-  packed.size = calls.size();
-  nccl_->run(strands_[0].stream, packed);
+  return {kNcclAllReduce, 0, begin, begin, bytes / element};
 }
 
 }  // namespace farandole::cuda

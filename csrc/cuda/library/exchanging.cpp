@@ -52,13 +52,17 @@ CudaExchange* open_exchange(const CudaExchangeShape* shape, CudaFailure* failure
   });
 }
 
+const void* image_of_this_build() {
+  if (kernel_image() == nullptr)
+    throw Error(ErrorCode::device,
+                "this build of farandole has no kernels: it had no compiler for them");
+  return kernel_image();
+}
+
 int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor,
                     CudaFailure* failure) {
   return guarded(failure, [&] {
-    if (kernel_image() == nullptr)
-      throw Error(ErrorCode::device,
-                  "this build of farandole has no kernels: it had no compiler for them");
-    exchange->exchange.open_bucket(kernel_image());
+    exchange->exchange.open_bucket(image_of_this_build());
     MemoryExport shared = exchange->exchange.share();
     *mine = {shared.id.process,
              shared.id.number,
@@ -280,6 +284,13 @@ int32_t nccl_ready(CudaExchange* exchange, int32_t* ready, CudaFailure* failure)
   });
 }
 
+int32_t load_scales(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.load_scales(image_of_this_build());
+    return 1;
+  });
+}
+
 int32_t run_nccl(CudaExchange* exchange, const CudaNcclJob* job, CudaFailure* failure) {
   return guarded(failure, [&] {
     exchange->exchange.run_nccl(*job);
@@ -332,6 +343,7 @@ void add_exchanging(CudaTable& table) {
   table.make_nccl_id = make_nccl_id;
   table.open_nccl = open_nccl;
   table.nccl_ready = nccl_ready;
+  table.load_scales = load_scales;
   table.run_nccl = run_nccl;
   table.look_for_nccl_failure = look_for_nccl_failure;
   table.abort_nccl = abort_nccl;
