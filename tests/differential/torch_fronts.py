@@ -361,7 +361,7 @@ BY_FSDP = BY_PYTORCH | {  # each is the same over gloo
     "FSDP2 averages the gradients of ranks": ["loss=sum"],
     "FSDP2's statistics are those of each rank": ["model=batch_norm"],
     "FSDP2 refuses parameters of no dimension, of other layouts, and sparse gradients": [
-        "model=odd,channels_last,embedding",
+        "model=odd,channels_last,embedding", "weights=other_layout model=conv,mixed_layout",
     ],
     "a DTensor has no memory to replace": ["touch=data,set", "weights=double,share_memory"],
     "FSDP2 refuses deepcopy()": ["weights=averaged"],

@@ -186,7 +186,7 @@ int32_t times_of(const CudaMoments* moments, CudaTimes* times, CudaFailure* fail
   return guarded(failure, [&] {
     const Moments& those = *moments->moments;
     if (!those.since) throw Error(ErrorCode::invalid_argument, "these moments are not timed");
-    const auto by_host = [&](const DeviceEvent& event) {
+    const auto by_host = [&](const DeviceEvent& event) -> int64_t {
       return those.since->time_of(event).time_since_epoch().count();
     };
     const int64_t begun = by_host(*those.begun);

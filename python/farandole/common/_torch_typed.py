@@ -18,12 +18,13 @@ def words_of(value: Any) -> tuple[Any, ...]:
         return "size", list(value), b""
     if type(value) is not torch.Tensor or not _is_plain(value):
         raise Untyped(type_of(value))
-    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+    strides: tuple[int, ...] = value.stride()
+    order = sorted(range(value.dim()), key=lambda i: (-strides[i], i))
     dense = value.permute(order)  # channels that come last lie so, too
     if not dense.is_contiguous():
         raise Untyped(f"{type_of(value)} with gaps")
     content = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-    return "tensor", _name_of(value.dtype), list(value.shape), list(value.stride()), content
+    return "tensor", _name_of(value.dtype), list(value.shape), list(strides), content
 
 
 def made_of(kind: str, *words: Any) -> Any:
