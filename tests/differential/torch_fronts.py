@@ -321,6 +321,9 @@ BY_PYTORCH = {  # what PyTorch alone does not train
         f"precision=autocast optimizer={ADAMS},adagrad,lbfgs",
     ],
     "its steps grow, and rounding in bfloat16 with them": ["precision=autocast model=embedding"],
+    "the gradient of one number is a sum that cancels, and bfloat16 has rounded its terms": [
+        "precision=autocast model=odd",
+    ],
     "whole numbers cannot be unfrozen": ["model=integer weights=unfreeze"],
     "LBFGS has one group of parameters": ["optimizer=lbfgs weights=added"],
     "GradScaler refuses closures": ["optimizer=closure,lbfgs precision=scaler"],
