@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -43,6 +44,19 @@ def borrow_libraries() -> None:
         link.symlink_to(library)
 
 
+def clear(guard: table.Guard) -> None:
+    """The copy without what a row left: its fault, and whatever its command named planted."""
+    for name in guard.fault:
+        if not (ROOT / name).exists():
+            (TREE.root / name).unlink(missing_ok=True)
+    for left in list(TREE.root.rglob("planted*")):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink(missing_ok=True)
+    TREE.restore()
+
+
 def try_out(guard: table.Guard) -> str:
     """The fate of the fault: 'noticed', or the problem with the guard."""
     try:
@@ -63,10 +77,7 @@ def try_out(guard: table.Guard) -> str:
             return f"fails without saying {guard.says!r}"
         return "noticed"
     finally:
-        for name in guard.fault:
-            if not (ROOT / name).exists():
-                (TREE.root / name).unlink(missing_ok=True)
-        TREE.restore()
+        clear(guard)
 
 
 def main() -> None:

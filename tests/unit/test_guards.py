@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "tests" / "guards"))
 sys.path.insert(0, str(ROOT / ".ci"))
 
 import reason  # noqa: E402
 import table  # noqa: E402
+
+from copied_tree import CopiedTree  # noqa: E402
 
 COMMANDS = "\n".join(guard.command for guard in table.GUARDS)
 # Commands of the Makefile that fail by a fault of their own: what a sanitizer must notice is
@@ -108,6 +112,25 @@ def test_layers_have_rows() -> None:
     tree = ast.parse((ROOT / "tests" / "test_layers.py").read_text())
     tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert not [name for name in tests if name.startswith("test_") and name not in COMMANDS]
+
+
+def test_a_row_leaves_nothing_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows run in any order, and one plants a file where another has planted a folder."""
+    spec = importlib.util.spec_from_file_location(
+        "guards_run", ROOT / "tests" / "guards" / "run.py"
+    )
+    assert spec
+    assert spec.loader
+    run = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+    tree = CopiedTree(tmp_path)
+    monkeypatch.setattr(tree, "restore", lambda: None)
+    monkeypatch.setattr(run, "TREE", tree)
+    folder = table.Guard(
+        "folder", "mkdir -p build/planted/x; false", {"planted/id": table.new("")}, ""
+    )
+    file = table.Guard("file", "echo >build/planted; false", {"planted": table.new("")}, "")
+    assert [run.try_out(row) for row in (folder, file, folder)] == ["noticed"] * 3
 
 
 def test_names_of_rows_differ() -> None:
