@@ -94,7 +94,6 @@ std::shared_ptr<StagingBlock> Staging::make(const std::shared_ptr<DeviceQueue>& 
   block->bytes = bytes;
   block->memory = {allocate(bytes), [arena = arena_](std::byte* p) { arena->release(p); }};
   block->pages = queue->register_pages(block->memory.get(), bytes);
-  ++made_;
   return block;
 }
 

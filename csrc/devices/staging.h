@@ -53,8 +53,6 @@ class Staging : public Task {
   bool poll(TimePoint) override { return false; }
   void look_around(TimePoint now) override;
 
-  size_t blocks_made() const { return made_; }
-
  private:
   struct Returned {
     std::shared_ptr<DeviceQueue> queue;
@@ -75,7 +73,6 @@ class Staging : public Task {
   std::map<int, std::shared_ptr<DeviceQueue>> queues_;
   std::vector<Returned> returned_;
   std::vector<std::shared_ptr<StagingBlock>> idle_;
-  std::atomic<size_t> made_{0};
 };
 
 }  // namespace farandole
