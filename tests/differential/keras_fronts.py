@@ -395,6 +395,9 @@ def horovod_left_out(backend: str) -> dict[str, list[str]]:
         "a loss of each rank's samples has no pairs of others, and is one number": [
             "loss=pairs,none",
         ],
+        "Keras multiplies a loss of one number by the mean of the rank's own weights": [
+            f"loss={','.join(parts.OF_ONE_NUMBER)} weights!=none",
+        ],
         "each rank sees its own batches": ["callbacks=batches"],
         "the mean of a metric over ranks is that of a mean alone": [
             "metrics!=none,mean,accuracy",
