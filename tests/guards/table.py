@@ -1,16 +1,20 @@
 """The guards of the checks, each with a fault that it must notice: see run.py.
 
 A guard is a command of the Makefile, of .ci/run or of .pre-commit-config.yaml that is there to
-fail, or a test of tests/test_layers.py. tests/unit/test_guards.py fails for one without a row.
+fail, or a test of tests/test_layers.py. tests/unit/test_guards.py fails for one without a row. A
+row takes its command's text from there, so a command that was weakened no longer notices.
 """
 # ruff: noqa: E501 - a row reads better in one line
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 Change = Callable[[str], str]  # a file's text before and after; "" if there is no such file
 
 
@@ -39,25 +43,54 @@ def replace(old: str, by: str) -> Change:
     return change
 
 
+# ---- the text of commands ----
+
+TAKEN: set[tuple[str, str]] = set()  # lines of the Makefile that rows have, by target
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a rule of the Makefile, without what runs before the tool's own name."""
+    found = re.search(
+        rf"^(?:[\w-]+ )*{target}(?: [\w-]+)*:.*\n((?:(?:\t|ifneq|endif).*\n)+)",
+        (ROOT / "Makefile").read_text(),
+        re.M,
+    )
+    assert found, target
+    lines = [line.strip() for line in found[1].splitlines() if line.startswith("\t")]
+    return [line for line in lines if not line.endswith("\\")]
+
+
+def made(target: str, word: str, **variables: str) -> str:
+    """The one line of a rule that has this word, as bash takes it, with these variables of make."""
+    [line] = [line for line in recipe(target) if f" {word}" in f" {line.lstrip('@')} "]
+    TAKEN.add((target, line))
+    text = line.lstrip("@").replace("$(BIN)/", "")
+    for name, value in variables.items():
+        text = text.replace(f"$({name})", value)
+    text = re.sub(r"\$\((?:or |filter-out [^,]*,)([^,)]*)[^)]*\)", r"\1", text)
+    left = re.search(r"(?<!\$)\$\(\w+", text)
+    assert not left, f"make {target}: {left and left[0]}) has no value in the row"
+    return text.replace("$$", "$")
+
+
 # ---- make lint, make tidy ----
 
 BADLY_FORMATTED = "#pragma once\nint   planted( );\n"
-CONFIGURE = "cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null; "
-STUBTEST = "python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core"
-TESTING = "PYTHONPATH=$(echo ../../cpython-*/testing):$PYTHONPATH MYPYPATH=tests python -m mypy.stubtest --mypy-config-file pyproject.toml _core_testing"
+TIDY = made("tidy", "cmake") + "; " + made("tidy", "clang-tidy", TIDY="csrc/base/reduce_op.cpp")
+STUBTEST = made("lint", "mypy.stubtest", TREE=f"$PYTHONPATH:../../{sys.implementation.cache_tag}")
 
 LINT = [
-    Guard("ruff check", "ruff check --no-cache", {"python/farandole/planted.py": new("import os\n")}, "F401"),
-    Guard("ruff format", "ruff format --check", {"python/farandole/planted.py": new("x  = 1\n")}, "would be reformatted"),
+    Guard("ruff check", made("lint", "ruff check"), {"python/farandole/planted.py": new("import os\n")}, "F401"),
+    Guard("ruff format", made("lint", "ruff format"), {"python/farandole/planted.py": new("x  = 1\n")}, "would be reformatted"),
     Guard(
-        "clang-format", "clang-format --dry-run -Werror csrc/base/planted.h",
+        "clang-format", made("lint", "clang-format", CPP="csrc/base/planted.h"),
         {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "code should be clang-formatted",
     ),
-    Guard("codespell", "codespell docs", {"docs/planted.md": new("This is t" "eh fault.\n")}, "t" "eh ==> the"),
-    Guard("mypy", "mypy", {"python/farandole/planted.py": new('x: int = "a"\n')}, "planted.*Incompatible types"),
-    Guard("basedpyright", "basedpyright", {"tests/typed/planted.py": new('x: int = "a"\n')}, "planted.py.*error"),
+    Guard("codespell", made("lint", "codespell"), {"docs/planted.md": new("This is t" "eh fault.\n")}, "t" "eh ==> the"),
+    Guard("mypy", made("lint", "mypy "), {"python/farandole/planted.py": new('x: int = "a"\n')}, "planted.*Incompatible types"),
+    Guard("basedpyright", made("lint", "basedpyright"), {"tests/typed/planted.py": new('x: int = "a"\n')}, "planted.py.*error"),
     Guard(
-        "completeness", "python .ci/completeness.py",
+        "completeness", made("lint", ".ci/completeness.py"),
         {"python/farandole/planted.py": new("\n".join(f"def f{i}(x): return x" for i in range(900)))},
         "below 95%",
     ),
@@ -65,10 +98,9 @@ LINT = [
         "stubtest", STUBTEST, {"python/farandole/_core/__init__.pyi": append("\ndef planted() -> None: ...\n")},
         "planted is not present at runtime",
     ),
-    Guard("stubtest of what tests reach", TESTING, {"tests/_core_testing.pyi": append("\ndef planted() -> None: ...\n")}, "planted is not present at runtime"),
+    Guard("stubtest of what tests reach", STUBTEST, {"tests/_core_testing.pyi": append("\ndef planted() -> None: ...\n")}, "planted is not present at runtime"),
     Guard(
-        "clang-tidy",
-        CONFIGURE + "clang-tidy -p build/tidy --quiet --warnings-as-errors='*' csrc/base/reduce_op.cpp",
+        "clang-tidy", TIDY,
         {"csrc/base/reduce_op.cpp": append("\nbool planted(unsigned x) { return sizeof(x) == 4 && sizeof(sizeof(x)) == 8; }\n")},
         "bugprone-sizeof-expression",
     ),
@@ -76,7 +108,7 @@ LINT = [
 
 # ---- make test and what it builds; make mutants ----
 
-PYTEST = "python -m pytest -q -x -p no:cacheprovider -p no:xdist "
+PYTEST = made("test", "pytest", WORKERS="-q -x -p no:cacheprovider -p no:xdist", PYTEST="")
 BUILD = (
     "cmake -S . -B build/checks -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON"
     " -DFARANDOLE_WERROR=ON -DCMAKE_BUILD_TYPE=Release >/dev/null;"
@@ -91,6 +123,7 @@ caught by: tests/unit/test_grid.py
 +\"\"\"Tables of tests over dimensions that do not depend on each other:
 """
 
+IN_GIT = "trap 'rm -rf .git' EXIT; git init -q; "  # whose files another copy has
 PLANTED_TEST = "tests/unit/test_planted.py"
 LEFT = "/dev/shm/farandole-planted"
 BILL = """{"metadata": {"tools": {"components": [{"name": "GNU", "version": "12"}]}, "component": {"version": "1"}},
@@ -109,6 +142,14 @@ ASAN = (
     " rm build/asan-package/farandole/_core*.so; cp build/asan-module/_core*.so build/asan-package/farandole/;"
     " PYTHONPATH=build/asan-package LD_PRELOAD=$(g++ -print-file-name=libasan.so)"
     " ASAN_OPTIONS=detect_leaks=0 python -m farandole bench all_reduce -np 2 --sizes 1K --iterations 1"
+)
+
+FUZZ = "; ".join(
+    [
+        made("fuzz", "-DCMAKE_CXX_COMPILER", CLANG="clang++-14"),
+        made("fuzz", "--build"),
+        made("fuzz", "tests/", FUZZ="--seconds 10 --targets fuzz_messages"),
+    ]
 )
 
 TESTS = [
@@ -144,20 +185,20 @@ TESTS = [
         "run in less than 1 of 8 runs.*test_planted",
     ),
     Guard(
-        "make differential", 'python tests/differential/search.py --ranks 2 --program "front=torch.hook"',
+        "make differential", made("differential", "tests/", DIFFERENTIAL='--ranks 2 --program "front=torch.hook"'),
         {"python/farandole/torch/optimizer.py": replace("op: int = Average", "op: int = Sum")}, "1 faults, the first: .*is off by",
     ),
     Guard(
-        "make demo", "python examples/demo.py --output build/planted",
+        "make demo", made("demo", "examples/", OUT="build/planted"),
         {"python/farandole/torch/optimizer.py": replace("op: int = Average", "op: int = Sum")}, "NOT THE SAME",
     ),
     Guard(
-        "make faults", "python tests/faults/report.py --runs 1 --rows 1",
+        "make faults", made("faults", "tests/", FAULTS="--runs 1 --rows 1"),
         {"tests/faults/report_program.py": replace('f"@{word} ', 'f"{word} ')}, "no rank says that it was done",
     ),
-    Guard("make guards", "python tests/guards/run.py planted", {"tests/guards/table.py": append('\nGUARDS.append(Guard("planted", "true", {}, "words"))\n')}, "not caught: planted \\(NOT NOTICED\\)"),
+    Guard("make guards", IN_GIT + made("guards", "tests/", GUARDS="planted"), {"tests/guards/table.py": append('\nGUARDS.append(Guard("planted", "true", {}, "words"))\n')}, "not caught: planted \\(NOT NOTICED\\)"),
     Guard(
-        "make guards: a fault that no longer applies", "python tests/guards/run.py planted",
+        "make guards: a fault that no longer applies", IN_GIT + made("guards", "tests/", GUARDS="planted"),
         {"tests/guards/table.py": append('\nGUARDS.append(Guard("planted", "false", {"Makefile": replace("nowhere", "")}, "words"))\n')}, "'nowhere' is not there any more",
     ),
     Guard(
@@ -166,12 +207,11 @@ TESTS = [
         "heap-use-after-free", slow=True,
     ),
     Guard(
-        "make additions", "python tests/additions/run.py error",
+        "make additions", IN_GIT + made("additions", "tests/") + " error",
         {"tests/additions/error/check_error.py": append("\n\ndef test_planted() -> None:\n    assert 1 == 2\n")}, "test_planted", slow=True,
     ),
     Guard(
-        "make fuzz", "cmake --preset fuzz -DCMAKE_CXX_COMPILER=clang++-14 >/dev/null; cmake --build --preset fuzz;"
-        " python tests/fuzz/run.py --seconds 10 --targets fuzz_messages",
+        "make fuzz", FUZZ,
         {"csrc/base/wire.h": replace("if (bytes > left_.size())", "if (bytes > left_.size() + 8)")},
         "AddressSanitizer", slow=True,
     ),
@@ -195,7 +235,7 @@ TESTS = [
     ),
     Guard("bills of materials", UNTRUE_BILL + "python .ci/sbom.py build/planted.whl", {"build/bill.json": new(BILL)}, "libc\\+\\+ is in the bill only"),
     Guard("bills without notices", UNTRUE_BILL + "python .ci/sbom.py build/planted.whl", {"build/bill.json": new(BILL)}, "there is no notice of planted"),
-    Guard("make mutants", "python tests/mutations/run.py planted", {"tests/mutations/planted.patch": new(FORGOTTEN)}, "planted: NOT CAUGHT", slow=True),
+    Guard("make mutants", IN_GIT + made("mutants", "tests/", MUTANTS="planted"), {"tests/mutations/planted.patch": new(FORGOTTEN)}, "planted: NOT CAUGHT", slow=True),
     Guard(
         "faults that no longer apply", PYTEST + "tests/unit/test_mutations.py",
         {"tests/mutations/planted.patch": new(FORGOTTEN.replace("-\"\"\"Tables", "-\"\"\"Chairs"))}, "no longer apply: planted.patch",
@@ -204,7 +244,7 @@ TESTS = [
 
 # ---- make site ----
 
-SITE = "NO_MKDOCS_2_WARNING=1 COLUMNS=88 python -W ignore -m mkdocs build --strict"
+SITE = made("site", "mkdocs")
 
 PAGES = [
     Guard("site: links", SITE, {"docs/start.md": append("\n[planted](nowhere.md)\n")}, "nowhere.md"),
@@ -277,16 +317,20 @@ LAYERS = [
 # ---- .pre-commit-config.yaml: a hook fails if its command does, or if it changes a file ----
 
 
-def hook(entry: str, file: str) -> str:
+def hook(name: str, file: str) -> str:
+    text = (ROOT / ".pre-commit-config.yaml").read_text()
+    found = re.search(rf"- id: {name}\n(?:        .*\n)*?        entry: (.*)", text)
+    assert found, name
+    entry = f"RUFF_NO_CACHE=true {found[1]}"
     return f"before=$(sha1sum {file}); {entry} {file}; [[ $before == $(sha1sum {file}) ]] || {{ echo changed; exit 1; }}"
 
 
 HOOKS = [
-    Guard("hook: ruff-check", hook("ruff check --no-cache --force-exclude --fix", "python/planted.py"), {"python/planted.py": new("import os\n")}, "changed"),
-    Guard("hook: ruff-format", hook("ruff format --force-exclude", "python/planted.py"), {"python/planted.py": new("x  = 1\n")}, "changed"),
-    Guard("hook: clang-format", hook("clang-format -i", "csrc/base/planted.h"), {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "changed"),
+    Guard("hook: ruff-check", hook("ruff-check", "python/planted.py"), {"python/planted.py": new("import os\n")}, "changed"),
+    Guard("hook: ruff-format", hook("ruff-format", "python/planted.py"), {"python/planted.py": new("x  = 1\n")}, "changed"),
+    Guard("hook: clang-format", hook("clang-format", "csrc/base/planted.h"), {"csrc/base/planted.h": new(BADLY_FORMATTED)}, "changed"),
     Guard("hook: codespell", hook("codespell", "docs/planted.md"), {"docs/planted.md": new("This is t" "eh fault.\n")}, "t" "eh ==> the"),
-    Guard("hook: commit-subject", "python .ci/subject.py build/message", {"build/message": new("planted.\n")}, "ends with a full stop"),
+    Guard("hook: commit-subject", hook("commit-subject", "build/message"), {"build/message": new("planted.\n")}, "ends with a full stop"),
 ]  # fmt: skip
 
 # ---- .ci/run and .ci/wheel ----
