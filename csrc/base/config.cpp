@@ -222,6 +222,10 @@ const std::vector<Variable>& variables() {
       agreed(bytes("FARANDOLE_DEVICE_BUCKET_BYTES", &Config::device_bucket_bytes,
                    "memory of a device for one piece of a collective that goes by steps; two are "
                    "under way at once")),
+      count("FARANDOLE_DEVICE_LINK_BLOCKS", &Config::device_link_blocks,
+            "blocks of a kernel that folds what lies in other devices' memory: more leave less of "
+            "the device to backward, fewer than the links need make folds slower. 0: as many as "
+            "the fastest links need"),
       agreed(bytes("FARANDOLE_STAGED_PIECE_BYTES", &Config::staged_piece_bytes,
                    "a collective on an array of a device that is longer and goes by the host does "
                    "so in pieces of this size, three at once")),

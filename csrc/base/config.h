@@ -31,6 +31,7 @@ struct Config {
   std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, or a way (devices/device_paths)
   std::string nccl = "auto";         // FARANDOLE_NCCL: auto, off, a file
   size_t device_bucket_bytes = 32 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES
+  size_t device_link_blocks = 0;          // FARANDOLE_DEVICE_LINK_BLOCKS; 0: by the links
   size_t staged_piece_bytes = 4 << 20;    // FARANDOLE_STAGED_PIECE_BYTES
   std::string tuning = "auto";            // FARANDOLE_TUNING: auto, kept, off, a file
   std::string check_weights = "2000";     // FARANDOLE_CHECK_WEIGHTS: first, off, a number

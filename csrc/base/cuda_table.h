@@ -66,11 +66,17 @@ struct CudaShare {
   char handle[64];
 };
 
+struct CudaLinks {
+  int32_t proved;
+  int32_t words;  // those that streams write have come, too
+};
+
 struct CudaExchangeShape {
   int32_t device, rank, size;
   int32_t doorbell;       // an event descriptor, as open_queue's
   int32_t spins;          // there is to be room for what spin() and run_lanes() need
   int32_t captured;       // all its operations become parts of graphs: begin_captured()
+  uint64_t link_blocks;   // the most of a fold over links; 0: as many as those need
   uint64_t bucket_bytes;  // the most of one piece: the bucket has room for kCudaStrands pieces, or
                           // for one where it is captured
 };
@@ -258,6 +264,14 @@ struct CudaTable {
   /// there, and a kernel does.
   int32_t (*map_peer)(CudaExchange* exchange, int32_t rank, const CudaShare* theirs,
                       int32_t descriptor, CudaFailure* failure);
+  /// Once all peers are mapped: writes to the buckets of all, and reads from them. Fails where it
+  /// reads something else than their owners wrote.
+  int32_t (*prove_links)(CudaExchange* exchange, CudaFailure* failure);
+  /// Once all ranks have: whether what they wrote has come, to be called again until it has. Fails
+  /// where something does not within two seconds; then arrays take another way.
+  int32_t (*look_at_links)(CudaExchange* exchange, CudaLinks* links, CudaFailure* failure);
+  /// Words that streams write do not come to some rank: kernels are to write them.
+  void (*write_by_kernels)(CudaExchange* exchange);
   /// This rank uses nothing of other ranks' any more: drains, if need be, and maps no bucket but
   /// its own. Nothing begins afterwards.
   void (*let_go_of_peers)(CudaExchange* exchange);
@@ -355,6 +369,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 17;
+inline constexpr uint32_t kCudaTableVersion = 18;
 
 }  // namespace farandole

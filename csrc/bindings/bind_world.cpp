@@ -57,6 +57,7 @@ EngineOptions engine_options(const Config& config) {
                                                    : ProgressMode::automatic;
   options.device_path = config.device_path;
   options.device_bucket_bytes = std::max<size_t>(config.device_bucket_bytes, 64 << 10);
+  options.device_link_blocks = config.device_link_blocks;
   options.staged_piece_bytes = std::max<size_t>(config.staged_piece_bytes, 4 << 10);
   return options;
 }

@@ -19,6 +19,13 @@ constexpr uint64_t kLastingBlocks = 2048 / kThreads;
 /// Several times as many: a multiprocessor that has done with one takes the next, and none has long
 /// to do when the others are done. Beyond that their starts would cost more.
 constexpr uint64_t kBlocksAlone = 4 * kLastingBlocks;
+/// Blocks that keep a link busy. One that moves B bytes a second after a latency of L has B * L
+/// bytes on their way; a block has 8 loads of 16 bytes for each thread. Half as many again make up
+/// for blocks that are between two rounds. More would take the device's multiprocessors from
+/// backward, and move nothing faster. B: NVLink 4, one way; L: an estimate.
+constexpr double kLinkBandwidth = 4.5e11, kLinkLatency = 2e-6, kBytesOfBlock = 8 * 16 * kThreads;
+constexpr auto kLinkBlocks =
+    static_cast<uint64_t>(1.5 * kLinkBandwidth * kLinkLatency / kBytesOfBlock);
 /// Lanes beyond these would move no more, and leave less of the device to what runs beside them.
 constexpr uint32_t kMostLanes = kCudaMostLanes;
 /// Smaller slots are handed over more often than they are worth, larger ones later than they could.
@@ -211,6 +218,9 @@ uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
       work == Work::slots ? kSlotBytes : kAccessBytes * kAccessesOfThread * kThreads;
   const uint64_t wanted = std::max<uint64_t>(1, (bytes + of_block - 1) / of_block);
   if (work == Work::alone) return blocks_for_chunks(wanted, room.processors);
+  if (work == Work::links)
+    return static_cast<uint32_t>(
+        std::min(wanted, room.link_blocks > 0 ? room.link_blocks : kLinkBlocks));
   if (work == Work::lasting)
     return static_cast<uint32_t>(std::min<uint64_t>(wanted, most_lasting_blocks(room.processors)));
   // Blocks that wait must all run at once, those of other ranks on this device, too. They leave

@@ -80,10 +80,12 @@ size_t longest_lane_table(uint32_t size);
 struct Room {
   uint32_t processors = 1;       // multiprocessors, of this partition under MIG or MPS
   uint32_t ranks_on_device = 1;  // that share them
+  uint64_t link_blocks = 0;      // at most, of Work::links; 0: as many as links need
 };
 
 enum class Work : uint8_t {
   alone,     // fold: blocks that wait for nobody
+  links,     // fold: the same, but what they read comes over links
   lasting,   // norms: the same, but each has memory of its own
   exchange,  // lanes: blocks that wait for other ranks'
   slots,     // one_shot: the same, and one slot per block and round

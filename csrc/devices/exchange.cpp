@@ -4,6 +4,11 @@
 #include "base/log.h"
 
 namespace farandole {
+namespace {
+
+constexpr uint32_t kWordsAreLost = 1;  // a note of a check
+
+}  // namespace
 
 DeviceExchange::DeviceExchange(const CudaExchangeShape& shape)
     : library_(cuda_library()),
@@ -31,6 +36,21 @@ void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
   }
   if (by_kernels)
     log(LogLevel::info, "the driver lets no stream write to other ranks' memory: kernels do so");
+  ask_cuda(library_.prove_links, exchange_.get());
+}
+
+std::optional<uint32_t> DeviceExchange::check_links() {
+  CudaLinks links{};
+  ask_cuda(library_.look_at_links, exchange_.get(), &links);
+  if (links.proved == 0) return std::nullopt;
+  return links.words != 0 ? 0 : kWordsAreLost;
+}
+
+void DeviceExchange::heed(uint32_t notes) {
+  if ((notes & kWordsAreLost) == 0) return;
+  log(LogLevel::warning,
+      "what streams write to other ranks' devices does not arrive: kernels do so");
+  library_.write_by_kernels(exchange_.get());
 }
 
 int DeviceExchange::find_nccl() {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -25,8 +26,13 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   int device() const { return device_; }
   /// Opens this rank's bucket. Returns what others need to map it: a CudaShare and a descriptor.
   PeerOffer open_bucket();
-  /// The buckets of all others, as they were offered. `own`: this rank's place.
+  /// The buckets of all others, as they were offered: maps them, and writes to them what shows that
+  /// it arrives. `own`: this rank's place.
   void map_all(int own, std::span<const PeerOffered> all);
+  /// Once all have done so: PeerMeeting::Check.
+  std::optional<uint32_t> check_links();
+  /// Does what the checks of all ranks ask for.
+  void heed(uint32_t notes);
   /// Stops using other ranks' memory. Nothing may begin afterwards.
   void let_go_of_peers() { library_.let_go_of_peers(exchange_.get()); }
 

@@ -16,7 +16,8 @@ GraphBackend::GraphBackend(Engine& engine, const Membership& membership, uint64_
       watch_(engine, membership, exchange_, timeout) {
   meeting_.emplace(
       host_, membership_, key, std::move(bucket),
-      [this](std::span<const PeerOffered> all) { exchange_->map_all(membership_.rank, all); });
+      [this](std::span<const PeerOffered> all) { exchange_->map_all(membership_.rank, all); },
+      [this] { return exchange_->check_links(); });
 }
 
 void GraphBackend::start(const Operation& operation, uint32_t sequence) {
@@ -30,6 +31,7 @@ Progress GraphBackend::poll(TimePoint) {
     const bool moved = meeting_->poll();
     if (!meeting_->done()) return moved ? Progress::moved : Progress::idle;
     no_buckets_ = meeting_->refusal();
+    if (no_buckets_.empty()) exchange_->heed(meeting_->notes());
     meeting_.reset();
   }
   if (no_buckets_.empty()) capture();

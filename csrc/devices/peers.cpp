@@ -30,11 +30,12 @@ void make_non_blocking(int fd) {
 }  // namespace
 
 PeerMeeting::PeerMeeting(const Host& host, const Membership& membership, uint64_t key,
-                         PeerOffer mine, Use use)
+                         PeerOffer mine, Use use, Check check)
     : membership_(membership),
       key_(secret_key(host, key)),
       mine_(std::move(mine)),
       use_(std::move(use)),
+      check_(std::move(check)),
       peers_(membership.members.size()) {
   refusal_ = mine_.refusal;
 }
@@ -65,6 +66,10 @@ bool PeerMeeting::poll() {
     round_ = used_;
     moved = true;
   }
+  if (round_ == used_ && said(used_) && check_all()) {
+    round_ = checked_;
+    moved = true;
+  }
   if (done()) {
     conclude();
     moved = true;
@@ -73,8 +78,12 @@ bool PeerMeeting::poll() {
 }
 
 PeerMeeting::Letter PeerMeeting::letter(int round) const {
-  Letter letter{
-      .key = key_, .from = membership_.rank, .round = round, .data = mine_.data, .refusal = {}};
+  Letter letter{.key = key_,
+                .from = membership_.rank,
+                .round = round,
+                .notes = notes_,
+                .data = mine_.data,
+                .refusal = {}};
   copy_cut(refusal_, letter.refusal);
   return letter;
 }
@@ -116,7 +125,7 @@ bool PeerMeeting::take_in() {
     return true;
   });
   for (Peer& peer : peers_)
-    for (Peer* known = &peer; peer.from && !peer.heard[used_] && hear(peer.from, known);)
+    for (Peer* known = &peer; peer.from && !peer.heard[checked_] && hear(peer.from, known);)
       moved = true;
   return moved;
 }
@@ -176,13 +185,28 @@ void PeerMeeting::use_all() {
   }
 }
 
+/// Whether there is an answer. There is nothing to look at where some rank refuses.
+bool PeerMeeting::check_all() {
+  if (!refusal_.empty() || somebody_refuses(used_)) return true;
+  try {
+    const std::optional<uint32_t> notes = check_();
+    notes_ |= notes.value_or(0);
+    return notes.has_value();
+  } catch (const Error& error) {
+    refusal_ = error.verdict();
+    return true;
+  }
+}
+
 void PeerMeeting::conclude() {
   std::string first;
-  for (int r = 0; r < static_cast<int>(peers_.size()) && first.empty(); ++r) {
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     const Peer& peer = peers_[static_cast<size_t>(r)];
-    std::string theirs = r == membership_.rank ? std::string(letter(used_).refusal)
-                                               : text_in(peer.heard[used_]->refusal);
-    if (!theirs.empty())
+    const bool mine = r == membership_.rank;
+    std::string theirs =
+        mine ? std::string(letter(checked_).refusal) : text_in(peer.heard[checked_]->refusal);
+    if (!mine) notes_ |= peer.heard[checked_]->notes;
+    if (!theirs.empty() && first.empty())
       first = "rank " + std::to_string(membership_.members[static_cast<size_t>(r)]) + ": " +
               std::move(theirs);
   }
@@ -204,7 +228,8 @@ PeerParting PeerMeeting::parting() {
 std::vector<int> PeerMeeting::silent() const {
   std::vector<int> missing;
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
-    if (r != membership_.rank && !peers_[static_cast<size_t>(r)].heard[used_]) missing.push_back(r);
+    if (r != membership_.rank && !peers_[static_cast<size_t>(r)].heard[checked_])
+      missing.push_back(r);
   return missing;
 }
 

@@ -48,25 +48,31 @@ class PeerMeeting {
  public:
   /// Uses the offers of all members, by place, with this rank's own. Throws Error where it cannot.
   using Use = std::function<void(std::span<const PeerOffered>)>;
+  /// Once all members have used them: looks whether it works, until there is an answer, of bits
+  /// that all are to hear of. Throws Error where it does not.
+  using Check = std::function<std::optional<uint32_t>()>;
 
-  PeerMeeting(const Host& host, const Membership& membership, uint64_t key, PeerOffer mine,
-              Use use);
+  PeerMeeting(const Host& host, const Membership& membership, uint64_t key, PeerOffer mine, Use use,
+              Check check);
 
   /// Whether anything has moved.
   bool poll();
-  bool done() const { return round_ == used_ && said(used_) && told(used_); }
+  bool done() const { return round_ == checked_ && said(checked_) && told(checked_); }
   /// Then: the first refusal by rank, the same on all members; empty: all could use what they got.
   const std::string& refusal() const { return refusal_; }
+  /// Then: the bits of all members' checks.
+  uint32_t notes() const { return notes_; }
   /// Then, or where the meeting does not come to its end: the parting.
   PeerParting parting();
   /// The members whose message is missing.
   std::vector<int> silent() const;
 
  private:
-  enum Round : int32_t { offers_, used_, rounds_ };
+  enum Round : int32_t { offers_, used_, checked_, rounds_ };
   struct Letter {
     uint64_t key;
     int32_t from, round;
+    uint32_t notes;
     std::array<std::byte, 192> data;
     char refusal[256];
   };
@@ -82,6 +88,7 @@ class PeerMeeting {
   bool take_in();
   bool hear(Fd& socket, Peer*& peer);
   void use_all();
+  bool check_all();
   bool somebody_refuses(int round) const;
   void conclude();
   bool said(int round) const;  // by all others
@@ -93,11 +100,13 @@ class PeerMeeting {
   uint64_t key_;
   PeerOffer mine_;
   Use use_;
+  Check check_;
   Fd listener_;
   std::vector<Peer> peers_;    // by place, this rank's unused
   std::vector<Fd> strangers_;  // connected, and nothing received yet
   int round_ = 0;
   std::string refusal_;
+  uint32_t notes_ = 0;
 };
 
 }  // namespace farandole

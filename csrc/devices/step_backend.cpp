@@ -40,16 +40,18 @@ StepBackend::StepBackend(const Engine& engine, const Membership& membership, uin
   if (engine.options().wire != Wire::plain && !engine.host().are_here(membership.members))
     no_nccl_ = "goes over connections that are not sealed, as FARANDOLE_WIRE asks for";
   if (!no_buckets_.empty()) return;
-  meeting_.emplace(engine.host(), membership_, key_, std::move(bucket),
-                   [this](std::span<const PeerOffered> all) {
-                     switched_ = true;
-                     for (const PeerOffered& theirs : all) {
-                       const auto share = theirs.get<CudaShare>();
-                       must_part_ |= share.by_handle != 0;
-                       switched_ &= share.multicast != 0;
-                     }
-                     exchange_->map_all(membership_.rank, all);
-                   });
+  meeting_.emplace(
+      engine.host(), membership_, key_, std::move(bucket),
+      [this](std::span<const PeerOffered> all) {
+        switched_ = true;
+        for (const PeerOffered& theirs : all) {
+          const auto share = theirs.get<CudaShare>();
+          must_part_ |= share.by_handle != 0;
+          switched_ &= share.multicast != 0;
+        }
+        exchange_->map_all(membership_.rank, all);
+      },
+      [this] { return exchange_->check_links(); });
 }
 
 void StepBackend::start(const Operation& operation, uint32_t sequence) {
@@ -106,6 +108,7 @@ Progress StepBackend::wait_for_room() {
 bool StepBackend::have_met() {
   if (!meeting_->done()) return false;
   no_buckets_ = meeting_->refusal();
+  if (no_buckets_.empty()) exchange_->heed(meeting_->notes());
   end_meeting();
   if (!no_buckets_.empty())
     log(LogLevel::warning, "collectives on devices have no steps: " + no_buckets_);

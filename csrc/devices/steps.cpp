@@ -122,6 +122,7 @@ PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchang
                           .doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get(),
                           .spins = in_graphs == InGraphs::no ? 1 : 0,
                           .captured = in_graphs == InGraphs::yes ? 1 : 0,
+                          .link_blocks = engine_.options().device_link_blocks,
                           .bucket_bytes = engine_.options().device_bucket_bytes});
     if (why_no_buckets(group).empty()) bucket = exchange->open_bucket();
   } catch (const Error& error) {

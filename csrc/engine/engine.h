@@ -43,6 +43,7 @@ struct EngineOptions {
   BackendMaker eager;          // of several hosts: runs small operations instead of them
   std::string device_path = Config{}.device_path;  // auto, or a way (devices/device_paths)
   size_t device_bucket_bytes = Config{}.device_bucket_bytes;  // for one piece of a collective
+  size_t device_link_blocks = Config{}.device_link_blocks;    // of a fold over links; 0: any
   size_t staged_piece_bytes = Config{}.staged_piece_bytes;    // of an array that goes by the host
   Wire wire = Wire::plain;          // how bytes between hosts are protected
   bool pairs_by_schedules = false;  // direct runs nothing between two ranks either

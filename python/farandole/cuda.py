@@ -28,7 +28,7 @@ __all__ = [
     "why_not",
 ]
 
-_VERSION = 17  # of the table: csrc/base/cuda_table.h
+_VERSION = 18  # of the table: csrc/base/cuda_table.h
 
 
 class _Failure(ctypes.Structure):

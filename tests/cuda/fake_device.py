@@ -17,6 +17,7 @@ import farandole as fd
 import harness
 from farandole import _core
 
+PROOF = "farandole_fold_uint32"
 # DLPack's codes; bits follow from the size.
 CODES = {"bool": 6, "bfloat16": 4, "i": 0, "u": 1, "f": 2}
 
@@ -37,6 +38,7 @@ class _Control(ctypes.Structure):
         ("calls", ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_char_p)),
         ("log", ctypes.CFUNCTYPE(ctypes.c_char_p)),
         ("clear_log", ctypes.CFUNCTYPE(None)),
+        ("launches", ctypes.CFUNCTYPE(ctypes.c_char_p)),
         ("misuse", ctypes.CFUNCTYPE(ctypes.c_char_p)),
         ("alive", ctypes.CFUNCTYPE(ctypes.c_char_p)),
         ("forget", ctypes.CFUNCTYPE(None)),
@@ -165,6 +167,15 @@ class Machine:
     def calls(self, name: str) -> int:
         """Since the log was cleared."""
         return int(self.control.calls(name.encode()))
+
+    def launches(self) -> dict[str, tuple[int, int]]:
+        """By kernel, since the log was cleared: how often, and with how many blocks at last."""
+        rows = [line.split() for line in self.control.launches().decode().splitlines()]
+        return {name: (int(times), int(blocks)) for name, times, blocks in rows}
+
+    def launched(self) -> int:
+        """Kernels, but those that prove links between devices."""
+        return sum(times for name, (times, _) in self.launches().items() if name != PROOF)
 
     def fail(self, name: str, nth: int, code: int) -> None:
         self.control.fail(name.encode(), nth, code)

@@ -57,6 +57,7 @@ struct StepRank {
                       .doorbell = doorbell,
                       .spins = 1,
                       .captured = static_cast<int32_t>(run),
+                      .link_blocks = 0,
                       .bucket_bytes = kBytes}) {}
 
   float* values() { return reinterpret_cast<float*>(contents.host()); }

@@ -330,6 +330,11 @@ TEST(cuda_grids_fit_the_data_and_the_device) {
   CHECK_EQUAL(blocks_for(Work::alone, 0, whole), 1U);
   CHECK_EQUAL(blocks_for(Work::alone, 16 * 4 * kThreads + 1, whole), 2U);
   CHECK_EQUAL(blocks_for(Work::alone, uint64_t{1} << 40, whole), 132U * 32);
+  CHECK_EQUAL(blocks_for(Work::links, 0, whole), 1U);
+  CHECK_EQUAL(blocks_for(Work::links, 16 * 4 * kThreads * 5, whole), 5U);
+  CHECK_EQUAL(blocks_for(Work::links, uint64_t{1} << 40, whole), 41U);  // 1.5 * 900 KB / 32 KiB
+  CHECK_EQUAL(blocks_for(Work::links, uint64_t{1} << 40, {.processors = 132, .link_blocks = 7}),
+              7U);
   CHECK_EQUAL(blocks_for(Work::lasting, uint64_t{1} << 40, whole), 132U * 8);
   CHECK_EQUAL(blocks_for_chunks(0, 132), 1U);
   CHECK_EQUAL(blocks_for_chunks(1000, 132), 1000U);

@@ -476,7 +476,7 @@ def packs(options: dict[str, float]) -> tuple[int, int]:
             fd.grouped_all_reduce(on_the_host, out=on_the_host, **options)
             assert [x.get() for x, _ in pairs] == [h.get() for _, h in pairs], dtype
         del pairs
-    kernels = rank.machine.calls("cuLaunchKernel")
+    kernels = rank.machine.launched()
     assert rank.nccl.calls("ncclRedOpCreatePreMulSum") == 0
     rank.end()
     return asked, kernels

@@ -293,11 +293,12 @@ void come_to_its_end(Meeting& meeting) {
 
 struct Found {
   std::string refusal;
+  uint32_t notes = 0;
   std::vector<std::string> contents;
 };
 
 /// Each rank's bucket is a file with its owner's number, which the others map.
-std::vector<Found> meet(int size, int refuses, int cannot_map) {
+std::vector<Found> meet(int size, int refuses, int cannot_map, int sees_loss = -1) {
   constexpr size_t kArena = 1 << 20;
   const std::vector<Host> hosts = hosts_in_process(size, kArena);
   std::vector<Found> found(static_cast<size_t>(size));
@@ -328,10 +329,17 @@ std::vector<Found> meet(int size, int refuses, int cannot_map) {
           mine.contents[member] = read;
         }
       };
-      PeerMeeting meeting(hosts[static_cast<size_t>(r)], membership, 77, std::move(bucket), use);
+      const auto check = [&, looks = 0]() mutable -> std::optional<uint32_t> {
+        if (++looks < 3) return std::nullopt;
+        if (r == sees_loss) throw Error(ErrorCode::device, "device 0 gets nothing");
+        return uint32_t{1} << r;
+      };
+      PeerMeeting meeting(hosts[static_cast<size_t>(r)], membership, 77, std::move(bucket), use,
+                          check);
       come_to_its_end(meeting);
       CHECK(meeting.silent().empty());
       mine.refusal = meeting.refusal();
+      mine.notes = meeting.notes();
     });
   for (std::thread& thread : threads) thread.join();
   return found;
@@ -343,6 +351,7 @@ TEST(peers_come_by_each_others_buckets) {
   for (const int size : {1, 2, 5})
     for (const Found& rank : meet(size, -1, -1)) {
       CHECK_EQUAL(rank.refusal, std::string());
+      CHECK_EQUAL(rank.notes, (1U << size) - 1);
       for (size_t other = 0; other < rank.contents.size(); ++other)
         CHECK_EQUAL(rank.contents[other], "of " + std::to_string(other));
     }
@@ -354,6 +363,8 @@ TEST(peers_agree_on_who_has_no_bucket_or_cannot_map_one) {
   for (const Found& rank : meet(3, -1, 2))
     CHECK_EQUAL(rank.refusal, std::string("rank 2: device 0 cannot reach device 1"));
   for (const Found& rank : meet(3, 2, 0)) CHECK_EQUAL(rank.refusal, std::string("rank 2: no room"));
+  for (const Found& rank : meet(3, -1, -1, 1))
+    CHECK_EQUAL(rank.refusal, std::string("rank 1: device 0 gets nothing"));
 }
 
 TEST(peers_part_when_all_have_told_so) {
@@ -366,7 +377,7 @@ TEST(peers_part_when_all_have_told_so) {
       Membership membership;
       membership.rank = static_cast<int>(r);
       membership.members = {0, 1, 2};
-      PeerMeeting meeting(hosts[r], membership, 78, {}, [](auto) {});
+      PeerMeeting meeting(hosts[r], membership, 78, {}, [](auto) {}, [] { return uint32_t{0}; });
       come_to_its_end(meeting);
       all[r] = meeting.parting();
     });

@@ -23,7 +23,6 @@ from harness import World
 Start = Callable[..., World]
 
 WAYS = [*sharded.WAYS, sharded.SHARDED | {"rule": "plain"}]
-KERNEL = "cuLaunchKernel"
 
 
 # ---- the weights ----
@@ -82,7 +81,7 @@ def resumes() -> tuple[bool, int]:
         results.append(weights + [t for i in sorted(state) for t in state[i].values()])
         del model, optimizer
     gc.collect()
-    launched = rank.machine.calls(KERNEL)
+    launched = rank.machine.launched()
     rank.end()
     same = all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     return same, launched
@@ -148,7 +147,7 @@ def norms(kind: float) -> tuple[list[float], list[float], int]:
             tensors.settle()
         del model, optimizer
     gc.collect()
-    launched = rank.machine.calls(KERNEL)
+    launched = rank.machine.launched()
     rank.end()
     return found[0], found[1], launched
 
@@ -171,7 +170,7 @@ def steady(clip: bool) -> tuple[list[str], int]:
     rank = Rank()
     calls = sharded.calls_of_steps(rank, Tensors(rank), 10, clip=clip)
     gc.collect()
-    launched = rank.machine.calls(KERNEL)
+    launched = rank.machine.launched()
     rank.end()
     return [call for call in calls if call in NEVER_IN_A_STEADY_STEP], launched
 
@@ -191,7 +190,7 @@ def test_a_norm_waits_once_and_copies_terms_alone(there: Start) -> None:
 # ---- what goes wrong ----
 
 
-CALLS = [("cuLaunchKernel", 1), ("cuLaunchKernel", 2), ("cuLaunchKernel", 3)]
+CALLS = [("cuLaunchKernel", nth) for nth in (3, 4, 5)]  # two have proved links
 
 
 @pytest.mark.drawn(2)

@@ -42,6 +42,14 @@ uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
   return shape.spins != 0 && size > 1 && size <= kMostRanksThatSpin ? mailbox_bytes(size) : 0;
 }
 
+std::shared_ptr<const DeviceAddress> find_local(const AllocationId& id) {
+  const std::lock_guard lock(local().mutex);
+  const auto found = local().all.find(id);
+  auto bucket = found != local().all.end() ? found->second.lock() : nullptr;
+  if (!bucket) throw Error(ErrorCode::internal, "a peer's bucket is gone");
+  return bucket;
+}
+
 std::shared_ptr<DeviceMemory> make_bucket(const std::shared_ptr<const DeviceContext>& context,
                                           uint64_t bytes) {
   std::shared_ptr<DeviceMemory> bucket = allocate_device(context, bytes, Sharing::processes);
@@ -59,6 +67,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       rank_(static_cast<uint32_t>(shape.rank)),
       size_(static_cast<uint32_t>(shape.size)),
       strand_bytes_(strand_bytes_of(shape)),
+      link_blocks_(shape.link_blocks),
       in_graphs_(shape.captured != 0),
       doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
       lane_flag_bytes_(shape.spins != 0 ? whole_pages(sizeof(LaneFlags)) : 0),
@@ -90,7 +99,9 @@ void Exchange::open_bucket(const void* image) {
   if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
   peers_[rank_] = bucket_;
   writes_words_ = !await_ && writes_words_of(rank_);
-  marks_.synchronize();
+  proof_.emplace(context_, rank_, size_, strand_bytes_);
+  know(rank_, share());
+  proof_->show(marks_, copying());
   if (in_graphs_) open_for_graphs();
 }
 
@@ -162,17 +173,25 @@ void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiproc
   devices_.at(rank) = theirs.device;
   processes_.at(rank) = takes_turns ? theirs.id.process : 0;
   least_multiprocessors_ = std::min(least_multiprocessors_, multiprocessors);
-  if (theirs.id.process != own_process()) {
-    peers_.at(rank) = mappings_.map(theirs);
-    writes_words_ = writes_words_ && writes_words_of(rank);
-    marks_.synchronize();
-    return;
-  }
-  const std::lock_guard lock(local().mutex);
-  const auto found = local().all.find(theirs.id);
-  peers_.at(rank) = found != local().all.end() ? found->second.lock() : nullptr;
-  if (!peers_.at(rank)) throw Error(ErrorCode::internal, "a peer's bucket is gone");
+  peers_.at(rank) =
+      theirs.id.process == own_process() ? find_local(theirs.id) : mappings_.map(theirs);
+  know(rank, theirs);
+  if (theirs.id.process == own_process()) return;
+  writes_words_ = writes_words_ && writes_words_of(rank);
+  marks_.synchronize();
 }
+
+void Exchange::know(uint32_t rank, const MemoryExport& bucket) {
+  proof_->know(rank, bucket.id, bucket.device, bucket_of(rank, 0));
+}
+
+const DeviceFunction& Exchange::copying() const {
+  return kernel(kernel_name("fold", DType::uint32));
+}
+
+void Exchange::prove_links() { proof_->write(marks_, copying(), writes_words_); }
+
+bool Exchange::links_are_proved(bool& words) { return proof_->has_come(marks_, words); }
 
 /// Tries it with a word that this rank has not come to, and nobody waits for yet. Drivers refuse it
 /// with various codes.

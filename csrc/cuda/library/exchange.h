@@ -28,6 +28,7 @@
 #include "cuda/library/captured_steps.h"
 #include "cuda/library/device_clock.h"
 #include "cuda/library/lane_tables.h"
+#include "cuda/library/link_proof.h"
 #include "cuda/library/move_tables.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
@@ -73,6 +74,10 @@ class Exchange {
            bool takes_turns = false);
   /// Whether streams write the words of peers; else a kernel does.
   bool writes_words() const { return writes_words_; }
+  void write_by_kernels() { writes_words_ = false; }
+  /// Once all are mapped, and before anything begins: LinkProof's.
+  void prove_links();
+  bool links_are_proved(bool& words);
   /// This process, with others on its device.
   bool takes_turns() const;
   /// Whether any ranks do so with each other; once all are mapped.
@@ -158,6 +163,8 @@ class Exchange {
   void ring_behind(Strand& strand);
   void meet_by_words(Strand& here, int32_t strand);
   bool writes_words_of(uint32_t rank);
+  void know(uint32_t rank, const MemoryExport& bucket);
+  const DeviceFunction& copying() const;
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
@@ -174,6 +181,7 @@ class Exchange {
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   uint64_t strand_bytes_;
+  uint64_t link_blocks_;
   bool in_graphs_;
   Fd doorbell_;                                 // a duplicate
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
@@ -189,6 +197,7 @@ class Exchange {
       bucket_;  // flags, the same for kernels that spin, those of lanes, mailbox, parts of strands
   PeerMappings mappings_;
   std::vector<std::shared_ptr<const DeviceAddress>> peers_;  // by rank, this one included
+  std::optional<LinkProof> proof_;                           // of a bucket
   std::vector<DeviceUuid> devices_;                          // by rank
   std::vector<uint64_t> processes_;                          // likewise; 0: it takes no turns
   uint32_t least_multiprocessors_;

@@ -152,8 +152,11 @@ void Exchange::fold(const CudaPiece& piece) {
     job.destination_count = 1;
     job.destinations[0] = at_address(piece.fold_to);
   }
-  const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
-                                     {.processors = multiprocessors()});
+  const bool links =
+      std::ranges::any_of(devices_, [&](const DeviceUuid& d) { return d != devices_[rank_]; });
+  const uint32_t blocks =
+      blocks_for(links ? Work::links : Work::alone, piece.count * size_of(folding.dtype),
+                 {.processors = multiprocessors(), .link_blocks = link_blocks_});
   kernel(kernel_name("fold", folding.dtype))
       .launch(stream_of(piece.strand), {.blocks = blocks, .threads = kThreads}, job);
 }

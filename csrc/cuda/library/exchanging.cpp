@@ -101,6 +101,24 @@ int32_t map_peer(CudaExchange* exchange, int32_t rank, const CudaShare* theirs, 
   });
 }
 
+int32_t prove_links(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.prove_links();
+    return 1;
+  });
+}
+
+int32_t look_at_links(CudaExchange* exchange, CudaLinks* links, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    bool words = false;
+    links->proved = exchange->exchange.links_are_proved(words) ? 1 : 0;
+    links->words = words ? 1 : 0;
+    return 1;
+  });
+}
+
+void write_by_kernels(CudaExchange* exchange) { exchange->exchange.write_by_kernels(); }
+
 void let_go_of_peers(CudaExchange* exchange) { exchange->exchange.let_go_of_peers(); }
 
 void close_exchange(CudaExchange* exchange) {
@@ -315,6 +333,9 @@ void add_exchanging(CudaTable& table) {
   table.open_exchange = open_exchange;
   table.open_bucket = open_bucket;
   table.map_peer = map_peer;
+  table.prove_links = prove_links;
+  table.look_at_links = look_at_links;
+  table.write_by_kernels = write_by_kernels;
   table.let_go_of_peers = let_go_of_peers;
   table.close_exchange = close_exchange;
   table.open_moments = open_moments;

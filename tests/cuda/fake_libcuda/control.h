@@ -4,6 +4,9 @@
 //   devices 1   version 99000   capability 90   memory 1073741824   name "Fake GPU"
 //   multiprocessors 4   virtual_memory 1   host_register 1
 //   peers 1            devices reach each other, seen or not
+//   drops ""           "writes:0>1": what device 0 writes to other processes' memory of device 1 is
+//                      lost, with commas; "words:0>1": what its streams write (cuStreamBatchMemOp);
+//                      "reads:0>1": the same as writes, and it reads zeros there
 //   lacks ""           functions that cuGetProcAddress does not find, with commas
 //   jitter 0           a seed: streams sleep a little before they do anything
 //   memory_operations 1   streams wait for words and write them
@@ -35,6 +38,8 @@ struct FakeControl {
   /// The calls since then, one a line, in order: "cuMemAlloc_v2" is "cuMemAlloc".
   const char* (*log)();
   void (*clear_log)();
+  /// The kernels launched since then, one a line: "name, times, blocks of the last grid".
+  const char* (*launches)();
   /// Wrong uses, a sentence a line; also objects that were left when a context ended.
   const char* (*misuse)();
   /// Objects that are alive: "1 context, 2 streams"; empty when none is.

@@ -111,6 +111,20 @@ bool in_reach(const State& all, int device, int number) {
   return all.config.peers || all.visible[static_cast<size_t>(device)] == number;
 }
 
+/// Lets a mapping of another device's memory lose what the settings say.
+void lose(const State& all, Region& region, DevicePointer address, int descriptor, int from) {
+  const std::string pair =
+      std::to_string(from) + ">" + std::to_string(device_of_memory(descriptor));
+  const auto drops = [&](const std::string& what) {
+    return ("," + all.config.drops + ",").find("," + what + ":" + pair + ",") != std::string::npos;
+  };
+  region.drops_words = drops("words");
+  const bool reads = drops("reads");
+  if (reads || drops("writes"))  // copied at the first write, or nothing at all
+    ::mmap(host(address), whole_pages(region.bytes), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_FIXED | (reads ? MAP_ANONYMOUS : 0), reads ? -1 : descriptor, 0);
+}
+
 void drop_if_unused(State& all, PhysicalHandle handle) {
   const auto found = all.physicals.find(handle);
   if (!found->second.released || found->second.mappings > 0) return;
@@ -276,6 +290,7 @@ FAKE_CUDA cuIpcOpenMemHandle_v2(DevicePointer* address, IpcMemoryHandle handle, 
     *address = map_new(descriptor, ipc.bytes);
     Region region{RegionKind::opened, context, ipc.bytes, descriptor};
     region.origin = origin;
+    lose(all, region, *address, descriptor, all.visible[static_cast<size_t>(context->device)]);
     all.regions[*address] = region;
     return kSuccess;
   });
@@ -406,6 +421,8 @@ FAKE_CUDA cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess
     if (!in_reach(all, access->location.id, device_of_memory(physical.descriptor)))
       return kInvalidDevice;
     ::mprotect(host(address), bytes, PROT_READ | PROT_WRITE);
+    lose(all, found->second, address, physical.descriptor,
+         all.visible[static_cast<size_t>(access->location.id)]);
     found->second.accessible = true;
     return kSuccess;
   });

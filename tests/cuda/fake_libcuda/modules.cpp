@@ -53,6 +53,9 @@ int launch(State& all, CUctx_st* context, CUfunc_st* function, Dim grid, Dim blo
     return kInvalidValue;
   const auto* const first = static_cast<const std::byte*>(parameters[0]);
   Launch launched{&kernel, grid, block, {first, first + kernel.parameter_bytes}};
+  auto& [times, blocks] = all.launches[kernel.name];
+  ++times;
+  blocks = grid.x * grid.y * grid.z;
   const auto uses = addresses_in(all, kernel.name, launched.parameters);
   const auto work = [launched = std::move(launched)] {
     try {

@@ -40,7 +40,7 @@ void read_environment(State& all) {
   for (const char* name :
        {"devices", "version", "capability", "memory", "name", "virtual_memory", "host_register",
         "peers", "lacks", "jitter", "deinitialized", "fail", "memory_operations", "stream_room",
-        "multicast", "mps", "multiprocessors"}) {
+        "multicast", "mps", "multiprocessors", "drops"}) {
     std::string variable = "FAKE_CUDA_";
     for (const char* c = name; *c != 0; ++c) variable += static_cast<char>(std::toupper(*c));
     if (const char* value = std::getenv(variable.c_str())) configure(all, name, value);
@@ -118,6 +118,8 @@ void configure(State& all, const std::string& name, const std::string& value) {
     config.name = value;
   else if (name == "lacks")
     config.lacks = value;
+  else if (name == "drops")
+    config.drops = value;
   else if (name == "virtual_memory")
     config.virtual_memory = number != 0;
   else if (name == "host_register")
@@ -258,6 +260,7 @@ constexpr FakeControl kControl{
       all.config = {};
       all.failures.clear();
       all.log.clear();
+      all.launches.clear();
       all.misuse.clear();
       all.gone.clear();
       all.initialized = all.held = false;
@@ -294,6 +297,15 @@ constexpr FakeControl kControl{
     [] {
       const Lock lock(state().mutex);
       state().log.clear();
+      state().launches.clear();
+    },
+    [] {
+      const Lock lock(state().mutex);
+      answer().clear();
+      for (const auto& [kernel, how] : state().launches)
+        answer() +=
+            kernel + " " + std::to_string(how.first) + " " + std::to_string(how.second) + "\n";
+      return answer().c_str();
     },
     misuse,
     alive,

@@ -65,8 +65,9 @@ struct Region {
   int uses = 0;                 // work in streams
   int opened = 1;               // opened: how often
   bool accessible = true;
-  std::string origin = {};  // opened: which
-  bool portable = true;     // registered: other contexts may have it, too
+  std::string origin = {};   // opened: which
+  bool portable = true;      // registered: other contexts may have it, too
+  bool drops_words = false;  // that streams write there
 };
 
 /// Memory of a device.
@@ -120,7 +121,7 @@ namespace farandole::cuda::fake {
 struct Config {
   int devices = 1, version = 99000, capability = 90, multiprocessors = 4;
   size_t memory = size_t{1} << 30;
-  std::string name = "Fake GPU", lacks;
+  std::string name = "Fake GPU", lacks, drops;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
   bool memory_operations = true, multicast = false, mps = true;
   size_t stream_room = 1020;
@@ -141,6 +142,7 @@ struct State {
   std::vector<Failure> failures;
   std::vector<const char*> log;
   std::vector<std::string> misuse;
+  std::map<std::string, std::pair<size_t, unsigned>> launches;  // times, and blocks of the last
   bool initialized = false, held = false;
   std::vector<int> visible;  // devices
 

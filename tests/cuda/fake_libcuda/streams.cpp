@@ -298,13 +298,17 @@ FAKE_CUDA cuStreamBatchMemOp_v2(StreamHandle stream, unsigned count, MemoryOpera
     if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
     if (count > 255) return static_cast<int>(kInvalidValue);
     std::vector<std::pair<DevicePointer, size_t>> words;
+    std::vector<MemoryOperation> batch;
     for (unsigned i = 0; i < count; ++i) {
       // Drivers know no unfenced write in these calls (cuda.h).
       if (operations[i].kind == kWriteWord && operations[i].flags != 0)
         return static_cast<int>(kInvalidValue);
       words.emplace_back(operations[i].address, sizeof(uint32_t));
+      const Region* const at = all.region_of("cuStreamBatchMemOp", words.back().first, 4);
+      const bool lost = operations[i].kind == kWriteWord && at != nullptr && at->drops_words;
+      if (!lost) batch.push_back(operations[i]);
     }
-    const auto act = [=, batch = std::vector(operations, operations + count)] {
+    const auto act = [=] {
       for (const MemoryOperation& one : batch) {
         const auto value = static_cast<uint32_t>(one.value);
         if (one.kind == kWriteWord) {
