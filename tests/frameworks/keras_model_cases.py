@@ -1100,6 +1100,115 @@ def a_step_of_ones_own_has_the_gradients_of_the_whole_batch() -> None:
         compare(shared(build, **options()), fit, build=build, **options())
 
 
+def torch_steps() -> dict[str, Callable[..., Any]]:
+    """Ways to get gradients that are not those of one backward(), or are changed then."""
+    import torch
+
+    def loss_of(self: Any, x: Any, y: Any) -> Any:
+        return self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+
+    def clipped(gradients: Any, most: float) -> Any:
+        norm = sum((each**2).sum() for each in gradients) ** 0.5
+        return [each * (most / torch.clamp(norm, min=most)) for each in gradients]
+
+    def by_grad(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        return clipped(torch.autograd.grad(loss_of(self, x, y), parameters), 0.05)
+
+    def by_grad_of_each(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        loss_of(self, x, y)
+        losses = [loss_of(self, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+        each = [clipped(torch.autograd.grad(loss, parameters), 0.5) for loss in losses]
+        return [sum(gradients) / len(x) for gradients in zip(*each, strict=True)]
+
+    def by_graph(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        return torch.autograd.grad(loss_of(self, x, y), parameters, create_graph=True)
+
+    def by_backward_of_each(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        for i in range(len(x)):
+            (loss_of(self, x[i : i + 1], y[i : i + 1]) / len(x)).backward()
+        return [each.grad for each in parameters]
+
+    def by_backward_and_clipped(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        return clipped(by_backward_of_each(self, x, y, parameters), 0.05)
+
+    def by_two_backwards(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        loss_of(self, x, y).backward()
+        (0.3 * keras.ops.mean(keras.ops.square(self(-x)))).backward()
+        return clipped([each.grad for each in parameters], 0.05)
+
+    def by_more_on_rank_0(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        for _ in range(1 if hvd.rank() > 0 else 2):
+            result = by_grad(self, x, y, parameters)
+        return result
+
+    return {each.__name__: each for each in vars().copy().values() if hasattr(each, "__name__")}
+
+
+def asking(how: str) -> Any:
+    gradients_of = torch_steps()[how]
+
+    class Asking(keras.Sequential):  # type: ignore[misc, name-defined]
+        def train_step(self, data: Any) -> Any:
+            import torch
+
+            (x, y), weights = data, self.trainable_weights
+            self.zero_grad()
+            gradients = gradients_of(self, x, y, [v.value for v in weights])
+            with torch.no_grad():
+                self.optimizer.apply(gradients, weights)
+            return {"of my own": 1.0}
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+    return Asking([keras.Input((6,)), *layers])
+
+
+@on_ranks(2, 3)
+def steps_on_torch_ask_for_gradients_as_in_one_process() -> None:
+    """Of 13 samples the last batch has 5: ranks have different numbers, some of them one."""
+
+    def fit(model: Any, _: bool = False) -> Any:
+        return model.fit(X[:13], Y[:13], batch_size=8, epochs=2, shuffle=False, verbose=0)
+
+    def options() -> dict[str, Any]:
+        return {"optimizer": keras.optimizers.SGD(0.2, momentum=0.5), "loss": "mse", **UNMEASURED}
+
+    for how in ("by_grad", "by_grad_of_each", "by_backward_of_each", "by_two_backwards"):
+
+        def build(how: str = how) -> Any:
+            return asking(how)
+
+        compare(shared(build, **options()), fit, build=build, **options())
+    for how, kind, words in [
+        ("by_graph", fd.InvalidArgument, "are part of no rank's graph"),
+        ("by_backward_and_clipped", fd.InvalidArgument, "calls backward() more often on rank 0"),
+        ("by_more_on_rank_0", fd.Mismatch, "rank 0: torch.autograd.grad(); rank 1: its optimizer"),
+    ]:
+        with raises(kind, words):
+            fit(shared(lambda how=how: asking(how), **options()))
+
+
+@on_ranks(2)
+def gradients_that_ranks_ask_for_more_or_less_often_are_a_mismatch() -> None:
+    import tensorflow as tf
+
+    class Own(keras.Sequential):  # type: ignore[misc, name-defined]
+        def train_step(self, data: Any) -> Any:
+            (x, y), weights = data, self.trainable_variables
+            for _ in range(2 - hvd.rank()):
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+                gradients = tape.gradient(loss, weights)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return {"own": loss}
+
+    def build() -> Any:
+        return Own([keras.Input((6,)), keras.layers.Dense(1)])
+
+    with raises(fd.Mismatch, "rank 0: those that train_step() asks for; rank 1: DistributedSGD"):
+        shared(build, optimizer="sgd", loss="mse", **UNMEASURED).fit(X, Y, verbose=0)
+
+
 @on_ranks(2)
 def gradients_of_samples_by_themselves_are_this_ranks_own() -> None:
     """They are clipped one by one, and their mean is reduced; and others that a step makes."""

@@ -24,7 +24,7 @@ COMMON = {
 }
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
 ADVERSARIES = {"two_optimizers_in_a_step_of_ones_own"}
-LOADERS = {"loaders_of_torch"}
+ON_TORCH = {"loaders_of_torch", "steps_on_torch_ask_for_gradients_as_in_one_process"}
 
 
 def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1) -> Any:
@@ -41,8 +41,8 @@ def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in:
 
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
 FULL = grid.full()
-test_on_tensorflow = cases_on("tensorflow", LOADERS, () if FULL else (2, 3), one_in=3)
+test_on_tensorflow = cases_on("tensorflow", ON_TORCH, () if FULL else (2, 3), one_in=3)
 test_on_torch = cases_on(
-    "torch", ALL - COMMON - ADVERSARIES - LOADERS, (2, 3) if FULL else (3,), one_in=2
+    "torch", ALL - COMMON - ADVERSARIES - ON_TORCH, (2, 3) if FULL else (3,), one_in=2
 )
 test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,), one_in=2)

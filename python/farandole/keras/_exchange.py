@@ -30,6 +30,8 @@ BROADCAST = (
     "hvd.broadcast_variables(model.weights, root_rank=0)"
 )
 
+OF_STEP = "train_step"  # the name of gradients that no optimizer reduces, but a step
+
 
 def label_of(position: int, variable: Any) -> str:
     """A variable's name for errors, traces and the wire."""
@@ -55,14 +57,18 @@ def agreed_label(name: str, label: str, process_set: ProcessSet) -> str:
     itself has a fixed name, which depends on no number.
 
     Raises:
-        Mismatch: it is another optimizer on another rank.
+        Mismatch: it is another optimizer on another rank, or none: a step asks for gradients.
     """
     with _first_steps:
         theirs = allgather_object((_world.rank(), name, label), "a first step", process_set)
     compare(
-        "the optimizer of a step",
-        {rank: [called] for rank, called, _ in theirs},
-        "make the same optimizer on every rank",
+        "whose gradients are next in a step",
+        {
+            rank: ["those that train_step() asks for" if called == OF_STEP else called]
+            for rank, called, _ in theirs
+        },
+        "apply the same optimizers on every rank, and in a train_step() of your own ask for "
+        "gradients of trainable variables as often on every rank",
     )
     return theirs[0][2]
 
@@ -149,6 +155,11 @@ class Exchange(ABC):
         return reduction.members > 1
 
     agreed_label = staticmethod(agreed_label)
+
+    @classmethod
+    def of_steps(cls) -> type[Exchange]:
+        """The class of those that a step of the user's own reduces by itself."""
+        return cls
 
     def compare_also(self, alike: Sequence[Alike]) -> None:
         """Compares these from now on, too. Every rank calls it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,13 @@ from farandole.keras._exchange import (
     BROADCAST,
     Alike,
     Exchange,
+    PlannedExchange,
     agreed_label,
     compare_gradients,
     compare_models,
     label_of,
 )
+from farandole.keras._global.steps import running
 from farandole.keras._reduction import Reduction
 from farandole.torch._operations.allreduce import grouped_allreduce
 from farandole.torch._tensors import check_on_host
@@ -40,6 +43,10 @@ class HookedExchange(Exchange):
     """
 
     agreed_label = staticmethod(untraced(agreed_label))
+
+    @classmethod
+    def of_steps(cls) -> type[Exchange]:
+        return GivenExchange  # hooks are those of the model's optimizer
 
     @untraced
     def __init__(
@@ -67,6 +74,7 @@ class HookedExchange(Exchange):
                 for i in places
             },
         )
+        self._exchange.completes = _Beginnings(self)
         if at_update:  # what backward brings is one pass of several
             self._hold = self._exchange.held()
             self._hold.__enter__()
@@ -129,6 +137,14 @@ class HookedExchange(Exchange):
             for p, gradient in zip(parameters, gradients, strict=True)
         ]
 
+    def reduce_again(self) -> None:
+        """Takes part in a backward() of other ranks."""
+        self._exchange.reduce()
+
+    def has_changed(self) -> bool:
+        """Whether a program has written into the reduced gradients."""
+        return self.has_reduced and self._exchange.has_changed()
+
     @property
     def has_reduced(self) -> bool:
         """False from when another optimizer took its variables, and so its hooks."""
@@ -142,20 +158,7 @@ class HookedExchange(Exchange):
         """Reduces the gradients that the optimizer gets, if a later one's hooks have some of its
         variables: a step has two, and the first was built with all of the model's. Gradients that
         those hooks have reduced are equal on all ranks, so their mean is the same."""
-        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        reduction = self.reduction
-        reduced = grouped_allreduce(
-            [gradients[i].detach() for i in there],
-            name=f"{self.label} as given",
-            compression=reduction.compression,
-            op=Average if reduction.op == "mean" else Sum,
-            prescale_factor=reduction.prescale,
-            postscale_factor=reduction.postscale,
-            process_set=reduction.process_set,
-        )
-        for i, gradient in zip(there, reduced, strict=True):
-            gradients[i] = gradient
-        return gradients
+        return _reduced_at_once(f"{self.label} as given", self.reduction, gradients)
 
     def _with_late(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces gradients that come from the program, beside those that backward has reduced."""
@@ -180,3 +183,55 @@ class HookedExchange(Exchange):
     def end(self) -> None:
         self._exchange.end_hearing()
         self._exchange.retire()
+
+
+class _Beginnings:
+    """Tells a step of the user's own of each backward() as the first gradient is there."""
+
+    def __init__(self, exchange: HookedExchange) -> None:
+        self._exchange = weakref.ref(exchange)
+        self._is_open = False
+
+    def complete(self, _: torch.Tensor) -> None:
+        steps = running()
+        if self._is_open or steps is None or steps.own_gradients is None:
+            return
+        self._is_open = True
+        steps.own_gradients.begin_pass(self._exchange())
+
+    def complete_rest(self) -> None:
+        self._is_open = False
+
+
+class GivenExchange(PlannedExchange):
+    """Reduces gradients that a step asks autograd for, which no hook sees."""
+
+    agreed_label = staticmethod(untraced(agreed_label))
+
+    @untraced
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return super().reduce(gradients, variables)
+
+    def reduce_all(
+        self,
+        names: Sequence[str],  # noqa: ARG002
+        gradients: Sequence[Any],
+        variables: Sequence[Any],  # noqa: ARG002
+    ) -> list[Any]:
+        return _reduced_at_once(self.label, self.reduction, list(gradients))
+
+
+def _reduced_at_once(label: str, reduction: Reduction, gradients: list[Any]) -> list[Any]:
+    there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    reduced = grouped_allreduce(
+        [gradients[i].detach() for i in there],
+        name=label,
+        compression=reduction.compression,
+        op=Average if reduction.op == "mean" else Sum,
+        prescale_factor=reduction.prescale,
+        postscale_factor=reduction.postscale,
+        process_set=reduction.process_set,
+    )
+    for i, gradient in zip(there, reduced, strict=True):
+        gradients[i] = gradient
+    return gradients

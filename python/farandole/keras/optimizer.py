@@ -16,7 +16,7 @@ from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average, check_passes
 from farandole.keras._accumulated import inner_of
 from farandole.keras._copies import make_distributed
-from farandole.keras._exchange import Exchange, backend
+from farandole.keras._exchange import OF_STEP, Exchange, backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, distributed_in
 from farandole.keras.compression import Compression, Compressor
@@ -125,7 +125,7 @@ def state_of_step(op: int, **options: Any) -> State:
         passes_factor=1.0,
         scale_local_gradients=False,
     )
-    return _state("train_step", reduction, backend())
+    return _state(OF_STEP, reduction, backend().of_steps())
 
 
 @checked

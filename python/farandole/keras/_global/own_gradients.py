@@ -7,7 +7,7 @@ optimizers then take what they are given.
 
     TensorFlow   tf.GradientTape.gradient
     JAX          jax.grad and jax.value_and_grad, by the first argument
-    PyTorch      backward() itself reduces what it accumulates
+    PyTorch      backward() itself reduces what it accumulates; torch.autograd.grad
 
 It is the optimizer that reduces, as in a step of Keras' own, where the step asks inside a loop, a
 branch, a function of its own or a map over samples: others may not ask as often. So it is, too,
@@ -19,15 +19,17 @@ its own. Where that is not seen in a graph, the optimizer averages it once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
 import keras
 
+from farandole._core import InvalidArgument
 from farandole.keras._exchange import Exchange
 from farandole.keras._global.loss_kinds import Kind
+from farandole.keras._global.passes import Passes
 from farandole.keras._global.steps import Steps, running
 from farandole.keras._wrapped import distributed_in, state_of
 
@@ -46,6 +48,7 @@ class OwnGradients:
         self._model, self._steps, self._reduce = model, steps, reduce
         self._asked = 0  # by the step that runs or is traced
         self._step: Any = None  # its share
+        self._passes = Passes()
         self._hooked: Exchange | None = None
         self._values: dict[int, Any] = {}  # on JAX: variables by the ids of their values
 
@@ -64,6 +67,30 @@ class OwnGradients:
         optimizer = distributed_in(self._model)
         if optimizer is not None and optimizer.built:
             self._hooked = state_of(optimizer).ready_exchange(optimizer)
+
+    def are_of_batch(self, losses: Sequence[Any]) -> bool:
+        """PyTorch, collective: whether they are made of losses of all samples of each rank's part.
+        A rank whose part is one sample cannot tell by itself."""
+        return self._passes.ask(is_of_batch=all(map(self._steps.follows_from_known, losses)))
+
+    def begin_pass(self, exchange: Exchange) -> None:
+        """PyTorch: a backward() whose gradients this exchange reduces has begun."""
+        self._passes.begin(self._steps.share, exchange)
+
+    def after_passes(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """PyTorch, collective: the gradients that an optimizer gets, once all ranks have come to
+        it."""
+        if len(gradients) != len(variables):
+            return gradients  # Keras says so
+        of = [v.value for v in variables]
+        plain = [g is p.grad for g, p in zip(gradients, of, strict=True)]
+        self._passes.finish(changed=not all(plain) or self._passes.have_changed())
+        pairs = zip(gradients, of, plain, strict=True)
+        after = [p.grad if is_plain else g for g, p, is_plain in pairs]
+        unweighed = [i for i, v in enumerate(variables) if id(v) in self._steps.unweighed]
+        for i in unweighed:
+            after[i] = self._steps.one_weighed(after[i], None)
+        return after
 
     @property
     def are_reduced(self) -> bool:
@@ -105,9 +132,11 @@ def learn() -> None:
         _learn_of_tapes()
     elif backend == "jax":
         _learn_of_jax()
+    else:
+        _learn_of_torch()
 
 
-def _asked() -> Steps | None:
+def _own_step() -> Steps | None:
     """The step of a user's own that runs."""
     steps = running()
     is_own = steps is not None and steps.share is not None and steps.weighs_gradients
@@ -123,7 +152,7 @@ def _learn_of_tapes() -> None:
     @wraps(own)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         given = own(self, target, sources, *args, **kwargs)
-        steps = _asked()
+        steps = _own_step()
         if steps is None:
             return given
         losses, gradients = tf.nest.flatten(target), tf.nest.flatten(given)
@@ -189,7 +218,7 @@ def _learn_of_jax() -> None:
 def _reduced_on_jax(gradients: Any, weights: Any) -> Any:
     from jax import tree
 
-    steps = _asked()
+    steps = _own_step()
     if steps is None:
         return gradients
     sources, (leaves, form) = tree.leaves(weights), tree.flatten(gradients)
@@ -209,3 +238,37 @@ def _are_traced_alike(value: Any, gradient: Any) -> bool:
     return type(value) is type(gradient) and (
         getattr(value, "_trace", None) is getattr(gradient, "_trace", None)
     )
+
+
+@cache
+def _learn_of_torch() -> None:
+    import torch
+
+    own = torch.autograd.grad
+
+    @wraps(own)
+    def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        losses, sources, steps = _listed(outputs), _listed(inputs), _own_step()
+        ours: OwnGradients | None = None if steps is None else steps.own_gradients
+        variables = None if ours is None else ours.variables_of(sources)
+        if steps is None or ours is None or variables is None:
+            return own(losses, sources, grad_outputs, *args, **kwargs)
+        with steps.asking():
+            given = own(losses, sources, grad_outputs, *args, **kwargs)
+        if grad_outputs is not None or not ours.are_of_batch(losses):
+            steps.unweighed |= set(map(id, variables))
+            return given
+        if (args[1:2] or [kwargs.get("create_graph")])[0]:
+            raise InvalidArgument(
+                "a train_step() asks for gradients of trainable variables by "
+                "torch.autograd.grad(create_graph=True): those of the whole batch are part of no "
+                "rank's graph\n  advice: no create_graph; gradients of inputs have a graph, as "
+                "those of a gradient penalty"
+            )
+        return tuple(ours.reduced(list(given), variables, None))
+
+    torch.autograd.grad = grad
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Iterable) and not hasattr(given, "grad_fn") else [given]

@@ -113,6 +113,8 @@ class Steps:
         self._gradients: list[Any] = []  # that tapes have given as they are, likewise
         self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
         self.given_back: dict[int, Any] = {}  # such gradients, by id
+        self.unweighed: set[int] = set()  # on PyTorch: ids of variables whose gradients have none
+        self._asks = False
         self._rows: int | None = None  # of its batch on this rank, where that is a number
         self._has_told: set[str] = set()
         self.own_gradients: Any = None  # an OwnGradients, where frameworks' gradients are reduced
@@ -157,14 +159,14 @@ class Steps:
         ours = list(gradients)
         if self.share is None or not self.weighs_gradients:
             return ours
+        known = [id(v) in self.reduced for v in variables]
+        known += [False] * (len(ours) - len(known))
+        if all(known):
+            return ours
         if keras.backend.backend() == "torch" and self.block is None:
             is_early = self.own_gradients is not None and self.own_gradients.are_reduced
             if not is_early and self.are_changed(ours, variables):
                 self._tell(_OF_CHANGES)
-            return ours
-        known = [id(v) in self.reduced for v in variables]
-        known += [False] * (len(ours) - len(known))
-        if all(known):
             return ours
         kind = self._kind_of_losses()
         self.tell_of_loss(kind)
@@ -216,6 +218,19 @@ class Steps:
         known = {key: kind for key, (_, kind) in self._known.items()}
         return known[id(number)] if id(number) in known else kind_of(number, known)
 
+    def follows_from_known(self, loss: Any) -> bool:
+        """PyTorch: whether it is made of a loss whose kind is known."""
+        known = {each.grad_fn for each, _ in self._known.values()} - {None}
+        waiting, seen = [loss.grad_fn], {None}
+        while waiting:
+            node = waiting.pop()
+            if node in known:
+                return True
+            if node not in seen:
+                seen.add(node)
+                waiting += [each for each, _ in node.next_functions]
+        return False
+
     def see(self, losses: list[Any], gradients: list[Any]) -> None:
         """A tape has given this rank's own gradients."""
         self._kinds |= set(map(self._kind_of, losses))
@@ -266,7 +281,7 @@ class Steps:
         weight = float(self.weight("float64"))
         hooks: list[Any] = []
         if self.weighs_gradients and weight != 1.0:
-            hooks += [v.value.register_hook(lambda gradient: gradient * weight) for v in variables]
+            hooks += [v.value.register_hook(self._weighing(id(v), weight)) for v in variables]
         try:
             yield
         finally:
@@ -275,6 +290,24 @@ class Steps:
         if self.weighs_gradients:
             self.tell_of_loss(None)
 
+    def _weighing(self, variable: int, weight: float) -> Callable[[Any], Any]:
+        def hook(gradient: Any) -> Any:
+            if self._asks:
+                return gradient
+            self.unweighed.discard(variable)
+            return gradient * weight
+
+        return hook
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """On PyTorch: a context in which gradients get no weight."""
+        self._asks = True
+        try:
+            yield
+        finally:
+            self._asks = False
+
     @contextmanager
     def of(self, share: Any, total: int | None = None, batch: Any = None) -> Iterator[None]:
         self.share, self.total = share, total
@@ -282,7 +315,7 @@ class Steps:
         self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
         self.knows_loss = False
         self._known, self._kinds, self._gradients = {}, set(), []
-        self.reduced, self.given_back = set(), {}
+        self.reduced, self.given_back, self.unweighed = set(), {}, set()
         _running.append(self)
         try:
             yield

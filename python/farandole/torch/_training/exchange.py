@@ -379,11 +379,12 @@ class GradientExchange(Hooked):
         """Where no backward has come since the last reduction: whether gradients that stand are to
         be reduced in the next step."""
         if not self._due:
-            return self._by_hand and self.is_mean and self._has_changed()
+            return self._by_hand and self.is_mean and self.has_changed()
         # A second step with one sum of all ranks.
-        return self.is_mean or not self._spent or self._has_changed() or self._has_none()
+        return self.is_mean or not self._spent or self.has_changed() or self._has_none()
 
-    def _has_changed(self) -> bool:
+    def has_changed(self) -> bool:
+        """Whether a program has written into gradients since ranks last had them alike."""
         return self._gradients.have_changed(self._stamp)
 
     def _has_none(self) -> bool:
@@ -398,7 +399,7 @@ class GradientExchange(Hooked):
             return True
         if not self._due:
             return self._late.are_there() or self._awaits_reduction()
-        return not self._spent or self._has_changed() or self._has_none()
+        return not self._spent or self.has_changed() or self._has_none()
 
     def reduce_now(self) -> None:
         self.synchronize()
