@@ -124,7 +124,7 @@ def share_in(arguments: Any) -> Any:
     """The share in the arguments of a shared model's step; None for other arguments."""
     if "farandole.keras.model" not in sys.modules or not isinstance(arguments, list | tuple):
         return None
-    from farandole.keras._global.steps import unmarked
+    from farandole.keras._global.marks import unmarked
 
     return unmarked(arguments[0])[1] if arguments else None
 

@@ -16,7 +16,7 @@ from farandole.data._same import checksum, sampled
 from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
 from farandole.keras._global.how import How, Source, shapes, symbol
-from farandole.keras._global.steps import marked
+from farandole.keras._global.marks import marked
 
 BATCH_SIZE = 32  # Keras' own default; of all ranks together
 

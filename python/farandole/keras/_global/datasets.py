@@ -12,7 +12,7 @@ from farandole.data._torch import split_loader_in
 from farandole.data._tree import as_array, leaves, map_leaves
 from farandole.keras._global.batches import sample
 from farandole.keras._global.how import How, Source, as_tuple, symbol
-from farandole.keras._global.steps import marked
+from farandole.keras._global.marks import marked
 
 _LENGTHS = {-1: "infinitely many", -2: "an unknown number of"}  # tf.data's cardinality
 

@@ -14,8 +14,9 @@ from farandole import _world
 from farandole.data._logical import fold
 from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
+from farandole.keras._global.marks import marked_outputs, unmarked
 from farandole.keras._global.normalization import own_states
-from farandole.keras._global.steps import Steps, marked_outputs, unmarked
+from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
 from farandole.keras._present import present
 

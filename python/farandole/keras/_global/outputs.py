@@ -13,7 +13,7 @@ from farandole.data._logical import Block
 from farandole.data._share import places
 from farandole.data._tree import leaves
 from farandole.keras import _host
-from farandole.keras._global.steps import unmarked_outputs
+from farandole.keras._global.marks import unmarked_outputs
 
 
 def in_order(outputs: Any, block: Block | None = None) -> Any:

@@ -28,6 +28,7 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.keras._exchange import Exchange
+from farandole.keras._global.hooks import is_made_of
 from farandole.keras._global.loss_kinds import Kind
 from farandole.keras._global.passes import Passes
 from farandole.keras._global.steps import Steps, running
@@ -71,7 +72,8 @@ class OwnGradients:
     def are_of_batch(self, losses: Sequence[Any]) -> bool:
         """PyTorch, collective: whether they are made of losses of all samples of each rank's part.
         A rank whose part is one sample cannot tell by itself."""
-        return self._passes.ask(is_of_batch=all(map(self._steps.follows_from_known, losses)))
+        known = self._steps.known_losses()
+        return self._passes.ask(is_of_batch=all(is_made_of(loss, known) for loss in losses))
 
     def begin_pass(self, exchange: Exchange) -> None:
         """PyTorch: a backward() whose gradients this exchange reduces has begun."""
@@ -87,9 +89,9 @@ class OwnGradients:
         self._passes.finish(changed=not all(plain) or self._passes.have_changed())
         pairs = zip(gradients, of, plain, strict=True)
         after = [p.grad if is_plain else g for g, p, is_plain in pairs]
-        unweighed = [i for i, v in enumerate(variables) if id(v) in self._steps.unweighed]
-        for i in unweighed:
-            after[i] = self._steps.one_weighed(after[i], None)
+        for i, variable in enumerate(variables):
+            if id(variable) in self._steps.hooks.unweighed:
+                after[i] = self._steps.one_weighed(after[i], None)
         return after
 
     @property
@@ -253,10 +255,10 @@ def _learn_of_torch() -> None:
         variables = None if ours is None else ours.variables_of(sources)
         if steps is None or ours is None or variables is None:
             return own(losses, sources, grad_outputs, *args, **kwargs)
-        with steps.asking():
+        with steps.hooks.asking():
             given = own(losses, sources, grad_outputs, *args, **kwargs)
         if grad_outputs is not None or not ours.are_of_batch(losses):
-            steps.unweighed |= set(map(id, variables))
+            steps.hooks.unweighed |= set(map(id, variables))
             return given
         if (args[1:2] or [kwargs.get("create_graph")])[0]:
             raise InvalidArgument(

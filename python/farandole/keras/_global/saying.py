@@ -8,7 +8,9 @@ from functools import cache
 from farandole import _world
 
 
-@cache
-def say_once(text: str) -> None:
+def say(text: str) -> None:
     if _world.rank() == 0 and _world.size() > 1:
         print(f"farandole: {text}", file=sys.stderr)
+
+
+say_once = cache(say)

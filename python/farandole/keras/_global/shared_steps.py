@@ -9,9 +9,10 @@ from typing import Any
 import keras
 
 from farandole.keras._accumulated import besides
+from farandole.keras._global.marks import marked_outputs, total_of, unmarked
 from farandole.keras._global.normalization import Normalization, own_states
 from farandole.keras._global.own_logs import Results, is_own, of_part
-from farandole.keras._global.steps import Steps, marked_outputs, total_of, unmarked
+from farandole.keras._global.steps import Steps
 from farandole.keras._global.whole_metrics import whole_states
 from farandole.keras._present import present
 

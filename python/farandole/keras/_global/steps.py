@@ -2,7 +2,7 @@
 
 Note [How a share reaches a step]
 
-What Keras reads are not batches, but ({_BATCH: batch, _SHARE: [[count, total]]},): the share is
+What Keras reads are not batches, but those with their share (marks.py): [[count, total]], which is
 data, so it is right in any program, however far ahead it is read and however many steps run in one
 call. The model's steps are replaced, on this one object, by steps that take it off, keep it in
 `Steps.share` while the model's own step runs or is traced, and there
@@ -25,21 +25,19 @@ Data without a share (a user's own calls of the model) are steps as before.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import keras
-import numpy as np
 
 from farandole import _world
-from farandole.data import Share
 from farandole.data._logical import Block
+from farandole.keras._global.hooks import Hooks
 from farandole.keras._global.loss_kinds import Kind, kind_of
+from farandole.keras._global.saying import say
 
-_BATCH, _SHARE, _TOTAL = "farandole batch", "farandole share", "farandole total"
-OUTPUTS = "farandole outputs"
 LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sample
 _OF_LOSS = (
     "a train_step() computes a loss of its own, and how that combines samples is not known: it is "
@@ -57,47 +55,6 @@ _OF_CHANGES = (
 )
 
 
-def marked(batch: Any, share: Any) -> tuple[dict[str, Any]]:
-    """Returns what Keras reads instead of a batch. `share` has the shape (1, 2)."""
-    read = {_BATCH: batch, _SHARE: share}
-    if keras.backend.backend() == "jax":
-        read[_TOTAL] = _as_shape(share)
-    return (read,)
-
-
-def _as_shape(share: Any) -> Any:
-    """As many rows of nothing as the whole batch has samples: a program of JAX knows shapes alone,
-    and is to be another one where other ranks have more samples."""
-    if not hasattr(share, "graph"):
-        return np.zeros((int(share[0, 1]), 0), np.float32)
-    import tensorflow as tf  # a dataset's
-
-    return tf.zeros([tf.cast(share[0, 1], tf.int32), 0])
-
-
-def unmarked(data: Any) -> tuple[Any, Any]:
-    """The batch and its share; None where it has none."""
-    first = data[0] if isinstance(data, tuple | list) and data else None
-    if isinstance(first, dict) and first.keys() >= {_BATCH, _SHARE}:
-        return first[_BATCH], first[_SHARE]
-    return data, None
-
-
-def total_of(data: Any) -> int | None:
-    """The samples of the whole batch, on JAX."""
-    first = data[0] if isinstance(data, tuple | list) and data else None
-    return int(first[_TOTAL].shape[0]) if isinstance(first, dict) and _TOTAL in first else None
-
-
-def marked_outputs(outputs: Any, share: Any) -> dict[str, Any]:
-    return {OUTPUTS: outputs, _SHARE: share}
-
-
-def unmarked_outputs(outputs: dict[str, Any]) -> tuple[Any, list[Share]]:
-    rows = keras.ops.convert_to_numpy(outputs[_SHARE]).astype(int).tolist()
-    return outputs[OUTPUTS], [Share(*row) for row in rows]
-
-
 class Steps:
     """Holds what the steps of one model know of the batch that they compute."""
 
@@ -113,10 +70,9 @@ class Steps:
         self._gradients: list[Any] = []  # that tapes have given as they are, likewise
         self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
         self.given_back: dict[int, Any] = {}  # such gradients, by id
-        self.unweighed: set[int] = set()  # on PyTorch: ids of variables whose gradients have none
-        self._asks = False
+        self.hooks = Hooks()
         self._rows: int | None = None  # of its batch on this rank, where that is a number
-        self._has_told: set[str] = set()
+        self._say_once = cache(say)
         self.own_gradients: Any = None  # an OwnGradients, where frameworks' gradients are reduced
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
@@ -166,14 +122,14 @@ class Steps:
         if keras.backend.backend() == "torch" and self.block is None:
             is_early = self.own_gradients is not None and self.own_gradients.are_reduced
             if not is_early and self.are_changed(ours, variables):
-                self._tell(_OF_CHANGES)
+                self._say_once(_OF_CHANGES)
             return ours
         kind = self._kind_of_losses()
         self.tell_of_loss(kind)
         given = set(map(id, self._gradients))
         theirs = {id(g) for g, is_done in zip(ours, known, strict=False) if not is_done}
         if given and not given.issuperset(theirs - {id(None)}):
-            self._tell(_OF_CHANGES)
+            self._say_once(_OF_CHANGES)
         return [
             g if is_done else self.one_weighed(g, kind)
             for g, is_done in zip(ours, known, strict=False)
@@ -214,22 +170,13 @@ class Steps:
         kinds = set(map(self._kind_of, losses))
         return next(iter(kinds)) if len(kinds) == 1 else None
 
+    def known_losses(self) -> list[Any]:
+        """Those of the step whose kind is known."""
+        return [loss for loss, _ in self._known.values()]
+
     def _kind_of(self, number: Any) -> Kind | None:
         known = {key: kind for key, (_, kind) in self._known.items()}
         return known[id(number)] if id(number) in known else kind_of(number, known)
-
-    def follows_from_known(self, loss: Any) -> bool:
-        """PyTorch: whether it is made of a loss whose kind is known."""
-        known = {each.grad_fn for each, _ in self._known.values()} - {None}
-        waiting, seen = [loss.grad_fn], {None}
-        while waiting:
-            node = waiting.pop()
-            if node in known:
-                return True
-            if node not in seen:
-                seen.add(node)
-                waiting += [each for each, _ in node.next_functions]
-        return False
 
     def see(self, losses: list[Any], gradients: list[Any]) -> None:
         """A tape has given this rank's own gradients."""
@@ -254,14 +201,7 @@ class Steps:
         """Says once that the step has a loss whose use of samples is not known."""
         has_graph = hasattr(self.share, "graph")  # of which all is known that can be
         if kind is None and (has_graph or not self.knows_loss):
-            self._tell(_OF_LOSS)
-
-    def _tell(self, what: str) -> None:
-        """Prints it once, on rank 0."""
-        if what in self._has_told or _world.rank() != 0 or _world.size() == 1:
-            return
-        self._has_told.add(what)
-        print(f"farandole: {what}", file=sys.stderr)
+            self._say_once(_OF_LOSS)
 
     def one_weighed(self, gradient: Any, kind: Kind | None) -> Any:
         """Of a loss of this kind."""
@@ -278,35 +218,11 @@ class Steps:
     @contextmanager
     def hooked(self, variables: Iterable[Any]) -> Iterator[None]:
         """On PyTorch, where gradients are reduced while autograd computes others."""
-        weight = float(self.weight("float64"))
-        hooks: list[Any] = []
-        if self.weighs_gradients and weight != 1.0:
-            hooks += [v.value.register_hook(self._weighing(id(v), weight)) for v in variables]
-        try:
+        weight = float(self.weight("float64")) if self.weighs_gradients else 1.0
+        with self.hooks.weighing(variables, weight):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
         if self.weighs_gradients:
             self.tell_of_loss(None)
-
-    def _weighing(self, variable: int, weight: float) -> Callable[[Any], Any]:
-        def hook(gradient: Any) -> Any:
-            if self._asks:
-                return gradient
-            self.unweighed.discard(variable)
-            return gradient * weight
-
-        return hook
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """On PyTorch: a context in which gradients get no weight."""
-        self._asks = True
-        try:
-            yield
-        finally:
-            self._asks = False
 
     @contextmanager
     def of(self, share: Any, total: int | None = None, batch: Any = None) -> Iterator[None]:
@@ -315,7 +231,7 @@ class Steps:
         self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
         self.knows_loss = False
         self._known, self._kinds, self._gradients = {}, set(), []
-        self.reduced, self.given_back, self.unweighed = set(), {}, set()
+        self.reduced, self.given_back = set(), {}
         _running.append(self)
         try:
             yield

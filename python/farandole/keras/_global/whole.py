@@ -9,7 +9,7 @@ import keras
 
 from farandole.data._logical import Block
 from farandole.keras._global.how import Source
-from farandole.keras._global.steps import unmarked
+from farandole.keras._global.marks import unmarked
 
 WHOLE = Block(1, range(1))  # a rank reads the batch of all
 
