@@ -31,8 +31,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
 
     @contextmanager
     def changing(share: Any, batch: Any) -> Iterator[None]:
-        joint = normalization.joint_variables()
-        kept = _kept_without_samples(model, steps, joint)
+        kept = _kept_without_samples(model, steps, normalization)
         with steps.of(share, batch=batch), normalization.joined(), kept:
             yield
 
@@ -76,10 +75,14 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
 
 
 @contextmanager
-def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator[None]:
+def _kept_without_samples(model: Any, steps: Steps, normalization: Normalization) -> Iterator[None]:
     """Metrics and moving averages, where this rank has no samples in the batch; but those that are
     of all ranks' samples."""
-    others = [v for v in model.non_trainable_variables if _is_kept(v, joint | own_states(model))]
+    if keras.backend.backend() == "torch" and bool(steps.counts):
+        yield
+        return
+    left = normalization.joint_variables() | own_states(model)
+    others = [v for v in model.non_trainable_variables if _is_kept(v, left)]
     variables = [*besides(model.metrics_variables, whole_states(model)), *others]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -94,9 +97,9 @@ def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator
         yield
         tf.cond(steps.counts, lambda: tf.constant(0), restore)
         return
-    before = [] if bool(steps.counts) else [variable.value.clone() for variable in variables]
+    before = [variable.value.clone() for variable in variables]
     yield
-    for variable, value in zip(variables, before, strict=False):
+    for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
 
 
