@@ -192,7 +192,7 @@ class _Beginnings:
         self._exchange = weakref.ref(exchange)
         self._is_open = False
 
-    def complete(self, _: torch.Tensor) -> None:
+    def complete(self, p: torch.Tensor) -> None:  # noqa: ARG002
         steps = running()
         if self._is_open or steps is None or steps.own_gradients is None:
             return
