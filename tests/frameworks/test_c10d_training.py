@@ -330,14 +330,118 @@ def our_hook_tells_of_a_gradient_that_is_not_finite() -> None:
         assert fd.nonfinite_steps() == before + 2
 
 
+def fully_sharded(group: Any) -> nn.Module:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    sharded = model()
+    for layer in sharded:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    return sharded
+
+
+def fsdp(group: Any) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(model(), process_group=group, device_id=cpu)
+
+
+@on_ranks(2, 3)
+def our_backend_tells_of_a_gradient_that_is_not_finite() -> None:
+    me, last = dist.get_rank(), dist.get_world_size() - 1
+    wraps: list[Callable[[Any], nn.Module]] = [ddp, fully_sharded, fsdp]
+    for wrap in wraps:
+        for how in "warn", "error", None:
+            with contextlib.nullcontext() if how is None else numerics(how):
+                wrapped = wrap(dist.new_group())
+            optimizer = sgd(wrapped.parameters())
+
+            def step(bad: bool, wrapped: Any = wrapped, optimizer: Any = optimizer) -> None:
+                optimizer.zero_grad()
+                inputs = batch(0)[0].clone()
+                inputs[0] = math.nan if bad and me == last else 1.0
+                wrapped(inputs).sum().backward()
+                optimizer.step()
+
+            before = fd.nonfinite_steps()
+            with told(0):
+                step(False)
+                step(False)
+            words = f"rank {last} has a gradient that is NaN: 'parameter "
+            if how == "error":
+                with pytest.raises(fd.NumericsError, match=words):
+                    step(True)
+                assert all(bool(p.isfinite().all()) for p in wrapped.parameters())
+                step(False)
+                assert fd.nonfinite_steps() == before + 1
+                continue
+            blamed = me == last if how is None else me in (0, last)
+            with told(int(blamed)) as texts:
+                step(True)
+            assert all(words in text for text in texts)
+            counts = how is not None or me == last  # else each rank for itself
+            assert fd.nonfinite_steps() == before + int(counts)
+
+
+@on_ranks(4)
+def a_rank_that_has_others_sums_is_not_blamed() -> None:
+    """Sharded over one dimension of the mesh, and summed up over the other."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    sharded = model()
+    fully_shard(sharded, mesh=mesh)
+    optimizer = sgd(sharded.parameters())
+    inputs = batch(0)[0].clone()
+    inputs[0] = math.inf if dist.get_rank() == 3 else 1.0
+    with told(int(dist.get_rank() == 3)):
+        sharded(inputs).sum().backward()
+        optimizer.step()
+
+
+@on_ranks(2)
+def infinities_of_a_program_are_its_own() -> None:
+    """Rank 1 has some on purpose, and rank 0 a gradient that is NaN."""
+    from torch.utils.checkpoint import checkpoint
+
+    me = dist.get_rank()
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.tensor([0.0, -math.inf if me else 0.0])
+        dist.all_reduce(mask)  # in forward, and again in backward
+        return (x + mask).softmax(0)
+
+    def reduced(grad: torch.Tensor) -> torch.Tensor:
+        most = torch.tensor([math.inf if me else 0.0])
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        total = grad * (1.0 if me else math.nan)
+        dist.all_reduce(total)
+        return total
+
+    weights = torch.ones(2, requires_grad=True)
+    weights.register_hook(reduced)
+    optimizer = sgd([weights])
+    with told(int(me == 0)):
+        dist.all_reduce(torch.tensor([math.nan if me else 0.0]))
+        checkpoint(masked, weights, use_reentrant=False)[0].backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
 @on_ranks(2)
 def a_step_of_ddp_that_a_scaler_skips_is_none() -> None:
     import farandole.torch as hvd
 
-    for fused in False, True:
-        group: Any = dist.new_group(backend="gloo")
-        wrapped = ddp(group)
-        wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+    for fused, backend in (False, "gloo"), (True, "gloo"), (False, None), (True, None):
+        with numerics("error"):
+            group: Any = dist.new_group(backend=backend)
+            wrapped = ddp(group)
+        if backend == "gloo":
+            wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
         optimizer = torch.optim.Adam(wrapped.parameters(), fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
         before = fd.nonfinite_steps()

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from farandole import _listening, _place, _world
 from farandole.torch import _devices
 from farandole.torch._c10d.fallbacks import note_fallback
+from farandole.torch._c10d.finite import ReductionLooks
 from farandole.torch._c10d.meeting import Membership
 from farandole.torch._c10d.tensors import Finish, buffer
 from farandole.torch._c10d.works import Deferred, Work, together
@@ -63,6 +64,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._membership: Membership | None = Membership(store, rank, size, timeout)
         self._group = self._membership.group
+        self._looks = ReductionLooks(self._group)
         # Within a coalescing block: its works, with the calls of those that begin at its end.
         self._coalesced: Coalesced | None = None
         # The registered backend names the group and its device for PyTorch, and runs what the
@@ -202,5 +204,5 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         membership, self._membership = self._membership, None
         if membership is not None:
-            del self._group
+            del self._group, self._looks
             membership.leave()

@@ -32,6 +32,7 @@ class Reducing(EngineGroup):
             kind = f"all_reduce with {name_of(opts.reduceOp)}"
             return self._by_gloo(kind, "allreduce", tensors, opts)
         op, factor = found
+        self._looks.look("all_reduce", op, tensors)
         here, finish = in_place(tensor, folded=True)
         return self._run(
             "all_reduce", here, here, opts, list(tensors), finish, op=op, prescale=factor
@@ -44,6 +45,7 @@ class Reducing(EngineGroup):
             kind = f"all_reduce_coalesced with {name_of(opts.reduceOp)}"
             return self._by_gloo(kind, "allreduce_coalesced", tensors, opts)
         ((op, factor),) = found or {("sum", 1.0)}  # type: ignore[misc]
+        self._looks.look("all_reduce", op, tensors)
         here, finishes = pairs([in_place(t, folded=True) for t in tensors])
         return self._run_grouped(
             "all_reduce", here, here, opts, list(tensors), finishes, op=op, prescale=factor
@@ -71,7 +73,7 @@ class Reducing(EngineGroup):
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = defaults
     ) -> Any:
         check_shares(input, output, self.size(), "reduce_scatter_single")
-        found = self._scattered_op(opts, output)
+        found = self._scattered_op(opts, output, [input])
         target, finish = received(output, folded=True)
         source = sent(input, folded=True)
         return self._run("reduce_scatter", source, target, opts, [output], finish, **found)
@@ -82,7 +84,7 @@ class Reducing(EngineGroup):
     ) -> Any:
         output, parts = one(outputs, "reduce_scatter"), one(inputs, "reduce_scatter")
         counts = differing_counts(parts, output, self.rank(), self.size(), "reduce_scatter")
-        found = self._scattered_op(opts, output)
+        found = self._scattered_op(opts, output, parts)
         target, finish = received(output, folded=True)
         source = sent_list(parts, folded=True)
         result = list(outputs)
@@ -96,7 +98,10 @@ class Reducing(EngineGroup):
     ) -> Any:
         for given, taken in zip(inputs, outputs, strict=True):
             check_shares(given, taken, self.size(), "reduce_scatter_single")
-        found = [self._scattered_op(opts, output) for output in outputs]
+        found = [
+            self._scattered_op(opts, *each)
+            for each in zip(outputs, ([i] for i in inputs), strict=True)
+        ]
         targets, finishes = pairs([received(t, folded=True) for t in outputs])
         sources = [sent(t, folded=True) for t in inputs]
         result = list(outputs)
@@ -104,13 +109,16 @@ class Reducing(EngineGroup):
             "reduce_scatter", sources, targets, opts, result, finishes, **(found or [{}])[0]
         )
 
-    def _scattered_op(self, opts: Any, tensor: torch.Tensor) -> dict[str, Any]:
+    def _scattered_op(
+        self, opts: Any, tensor: torch.Tensor, given: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
         found = engine_op(opts.reduceOp, tensor)
         if found is None:
             raise InvalidArgument(
                 f"reduce_scatter with {name_of(opts.reduceOp)} on {tensor.dtype}: neither "
                 "farandole nor gloo has it"
             )
+        self._looks.look("reduce_scatter", found[0], given)
         return {"op": found[0], "prescale": found[1]}
 
     # Names of the same methods before PyTorch 2.13.
