@@ -78,4 +78,14 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
                name + " " + (*around.deaths)[index].how() + " during " + title, std::move(where));
 }
 
+Error closing_of(const Presence& around, int world_rank, const std::string& group, Context where) {
+  const std::string what = " closed the " + group + " before " + where.operation;
+  where = around.host->about(world_rank, std::move(where));
+  where.evidence = "it destroyed the process group, or dropped its Group; rank " +
+                   std::to_string(around.host->rank) + " waits for it";
+  return Error(ErrorCode::early_exit, around.host->name_of(world_rank) + what, std::move(where),
+               "let every rank end its operations of a group before one of them closes it; a "
+               "barrier of the group tells when they have");
+}
+
 }  // namespace farandole

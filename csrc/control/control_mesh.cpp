@@ -353,7 +353,7 @@ void ControlMesh::take_state(int rank, WireReader& from) {
   {
     const Lock lock(mutex_);
     for (ProgressOfStream& stream : told.streams)
-      answers_[{stream.key, rank}] = std::move(stream.progress);
+      answers_[{stream.key, rank}].progress = std::move(stream.progress);
   }
   const bool last = told.state >= static_cast<uint64_t>(RankState::leaving) ||
                     told.farewell == static_cast<uint64_t>(FarewellState::known);

@@ -144,8 +144,8 @@ class ControlMesh : public ProgressBoard {
 
   void show(uint64_t stream_key, const StreamProgress& mine) override;
   void forget(uint64_t stream_key) override;
-  void ask(uint64_t stream_key, int world_rank) override;
-  std::optional<StreamProgress> told(uint64_t stream_key, int world_rank) const override;
+  void ask(uint64_t stream_key, uint64_t fate, int world_rank) override;
+  StreamAnswer told(uint64_t stream_key, int world_rank) const override;
   bool has_finished(int rank) const override {
     return peer(rank).finished.load(std::memory_order_acquire);
   }
@@ -155,6 +155,7 @@ class ControlMesh : public ProgressBoard {
 
  private:
   static constexpr auto kBeat = std::chrono::milliseconds(250);
+  static constexpr size_t kMostClosed = 4096;  // streams, and groups
   struct Break {
     explicit Break(TimePoint when) : since(when), dial_at(when) {}
     TimePoint since, dial_at;
@@ -269,8 +270,9 @@ class ControlMesh : public ProgressBoard {
   mutable std::mutex mutex_;  // guards these
   std::map<uint64_t, StreamProgress> streams_;
   std::deque<uint64_t> closed_;  // of those: slower ranks may ask for a while
-  std::map<std::pair<uint64_t, int>, StreamProgress> answers_;
+  std::map<std::pair<uint64_t, int>, StreamAnswer> answers_;
   std::map<uint64_t, std::shared_ptr<FailureRecord>> cells_;
+  std::deque<uint64_t> closed_groups_;  // likewise: those whose cells were here
   std::map<uint64_t, ErrorRecord> verdicts_;
   std::map<uint64_t, Report> reports_;  // by group, without an answer
 

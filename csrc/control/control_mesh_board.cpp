@@ -10,11 +10,6 @@
 #include "control/waits_elsewhere.h"
 
 namespace farandole {
-namespace {
-
-constexpr size_t kMostClosed = 4096;  // streams
-
-}  // namespace
 
 // ---- how far streams are; any thread ----
 
@@ -37,35 +32,36 @@ void ControlMesh::forget(uint64_t stream_key) {
   answers_.erase(first, last);
 }
 
-void ControlMesh::ask(uint64_t stream_key, int world_rank) {
+void ControlMesh::ask(uint64_t stream_key, uint64_t fate, int world_rank) {
   const Lock lock(mutex_);
   if (!peer(world_rank).open) return;
-  send(world_rank, frame_of<QuestionMessage>(stream_key));
+  send(world_rank, frame_of<QuestionMessage>(stream_key, fate));
 }
 
 void ControlMesh::answer_question(int rank, WireReader& from) {
-  AnswerMessage answer;
-  answer.key = get_message<QuestionMessage>(from).key;
+  const auto asked = get_message<QuestionMessage>(from);
+  StreamAnswer answer;
   const Lock lock(mutex_);
-  if (const auto mine = streams_.find(answer.key); mine != streams_.end())
+  if (const auto mine = streams_.find(asked.key); mine != streams_.end())
     answer.progress = mine->second;
-  send(rank, frame_of<AnswerMessage>(answer.key, answer.progress));
+  answer.closed = std::ranges::find(closed_groups_, asked.fate) != closed_groups_.end();
+  send(rank, frame_of<AnswerMessage>(asked.key, answer));
 }
 
 void ControlMesh::take_answer(int rank, WireReader& from) {
   auto told = get_message<AnswerMessage>(from);
-  if (!told.progress) return;
+  if (told.answer == StreamAnswer{}) return;
   const Lock lock(mutex_);
-  const auto [known, is_first] = answers_.try_emplace({told.key, rank});
-  if (!is_first && known->second == *told.progress) return;  // nobody wakes for what is no news
-  known->second = std::move(*told.progress);
+  StreamAnswer& known = answers_[{told.key, rank}];
+  if (known == told.answer) return;  // nobody wakes for what is no news
+  known = std::move(told.answer);
   ring(doorbell_.get());
 }
 
-std::optional<StreamProgress> ControlMesh::told(uint64_t stream_key, int world_rank) const {
+StreamAnswer ControlMesh::told(uint64_t stream_key, int world_rank) const {
   const Lock lock(mutex_);
   const auto found = answers_.find({stream_key, world_rank});
-  return found == answers_.end() ? std::nullopt : std::optional(found->second);
+  return found == answers_.end() ? StreamAnswer{} : found->second;
 }
 
 // ---- what a rank waits in ----

@@ -27,6 +27,8 @@ void ControlMesh::adopt(uint64_t key, std::shared_ptr<FailureRecord> cell) {
 void ControlMesh::drop(uint64_t key) {
   const Lock lock(mutex_);
   cells_.erase(key);
+  closed_groups_.push_back(key);
+  if (closed_groups_.size() > kMostClosed) closed_groups_.pop_front();
 }
 
 void ControlMesh::report(uint64_t key, const std::vector<int>& members, const ErrorRecord& record) {

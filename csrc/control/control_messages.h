@@ -133,19 +133,25 @@ inline constexpr auto fields_of<VerdictMessage> =
 
 struct QuestionMessage {
   static constexpr auto kTag = ControlFrame::question;
-  uint64_t key = 0;  // of a stream
+  uint64_t key = 0;   // of a stream
+  uint64_t fate = 0;  // and of its group's verdict
 };
 template <>
-inline constexpr auto fields_of<QuestionMessage> = Fields<Sent<&QuestionMessage::key>>{};
+inline constexpr auto fields_of<QuestionMessage> =
+    Fields<Sent<&QuestionMessage::key>, Sent<&QuestionMessage::fate>>{};
+
+template <>
+inline constexpr auto fields_of<StreamAnswer> =
+    Fields<Sent<&StreamAnswer::progress>, Sent<&StreamAnswer::closed>>{};
 
 struct AnswerMessage {
   static constexpr auto kTag = ControlFrame::answer;
   uint64_t key = 0;
-  std::optional<StreamProgress> progress;  // nothing: it is not open there
+  StreamAnswer answer;
 };
 template <>
 inline constexpr auto fields_of<AnswerMessage> =
-    Fields<Sent<&AnswerMessage::key>, Sent<&AnswerMessage::progress>>{};
+    Fields<Sent<&AnswerMessage::key>, Sent<&AnswerMessage::answer>>{};
 
 struct LookMessage {
   static constexpr auto kTag = ControlFrame::look;

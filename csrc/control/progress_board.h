@@ -14,6 +14,13 @@ struct StreamProgress {
   bool operator==(const StreamProgress&) const = default;
 };
 
+/// What a rank answers.
+struct StreamAnswer {
+  std::optional<StreamProgress> progress;  // nothing: it has not opened the stream
+  bool closed = false;                     // it has closed the group: the progress is final
+  bool operator==(const StreamAnswer&) const = default;
+};
+
 /// Any thread.
 class ProgressBoard {
  public:
@@ -21,10 +28,10 @@ class ProgressBoard {
   /// Shows this rank's progress to ranks that ask.
   virtual void show(uint64_t stream_key, const StreamProgress& mine) = 0;
   virtual void forget(uint64_t stream_key) = 0;
-  /// Asks; the answer comes later.
-  virtual void ask(uint64_t stream_key, int world_rank) = 0;
-  /// The newest answer; nothing: none has come, or it has not opened the stream.
-  virtual std::optional<StreamProgress> told(uint64_t stream_key, int world_rank) const = 0;
+  /// Asks about a stream of the group whose verdict has the key `fate`; the answer comes later.
+  virtual void ask(uint64_t stream_key, uint64_t fate, int world_rank) = 0;
+  /// The newest answer; empty: none has come.
+  virtual StreamAnswer told(uint64_t stream_key, int world_rank) const = 0;
   /// It has sent its last message, or its connection has ended: its last answer is final.
   virtual bool has_finished(int world_rank) const = 0;
 };

@@ -100,15 +100,15 @@ Connect Engine::agree_over(const Membership& membership, uint64_t key) const {
   return options_.channels(*this, membership, stream_key(key, kAgreementNumber));
 }
 
-std::shared_ptr<FailureDetector> Engine::share_detector(FailureRecord& cell, uint64_t key,
-                                                        std::byte* owned,
+std::shared_ptr<FailureDetector> Engine::share_detector(std::unique_ptr<FailureDetector> detector,
+                                                        uint64_t key, std::byte* owned,
                                                         const std::vector<int>& members) {
   ClosedPage page{key, owned, {}};
   for (const int member : members)
-    if (member != host_.rank) page.readers.push_back({member, false});
-  return {new HostFailureDetector(cell), [page, closed = closed_, segment = host_.segment,
-                                          rank = host_.rank](HostFailureDetector* detector) {
-            delete detector;
+    if (member != host_.rank && host_.is_here(member)) page.readers.push_back({member, false});
+  return {detector.release(), [page, closed = closed_, segment = host_.segment,
+                               rank = host_.rank](FailureDetector* ending) {
+            delete ending;
             if (in_child()) return;  // what it refers to belongs to the parent
             segment->close(rank, page.key);
             const std::lock_guard lock(closed->mutex);

@@ -86,11 +86,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
                                       uint64_t number, bool schedules = true);
 
-  /// The failure detector of a group whose members all know its cell under `key`. Once its group
-  /// and streams are gone on every member, the cell (`owned`, on the rank that made it) is given
-  /// back.
-  std::shared_ptr<FailureDetector> share_detector(FailureRecord& cell, uint64_t key,
-                                                  std::byte* owned,
+  /// The detector of a group that this rank has listed under `key`, which is closed there once its
+  /// group and streams are gone on this rank. Once they are on every member here, its cell
+  /// (`owned`, on the rank that made it) is given back.
+  std::shared_ptr<FailureDetector> share_detector(std::unique_ptr<FailureDetector> detector,
+                                                  uint64_t key, std::byte* owned,
                                                   const std::vector<int>& members);
 
   /// Any thread. With `caller_waits` nobody else is woken to drive.

@@ -74,22 +74,37 @@ std::shared_ptr<Stream> AnySource::stream_of(int peer, int tag) {
   const Pair pair{peer, group_.rank, tag};
   if (auto known = pairs_->known(pair)) return known;
   const int world_rank = group_.members[static_cast<size_t>(peer)];
-  const uint64_t key = stream_key(group_.key, number_of(pair, group_.members.size()));
+  const uint64_t key = key_of(peer, tag);
   const Host& host = engine_.host();
-  const bool opened = host.is_here(world_rank) ? host.segment->find(world_rank, key).has_value()
-                                               : host.mesh->told(key, world_rank).has_value();
+  const bool opened = host.is_here(world_rank)
+                          ? host.segment->find(world_rank, key).has_value()
+                          : host.mesh->told(key, world_rank).progress.has_value();
   return opened ? pairs_->stream(engine_, group_, pair) : nullptr;
 }
 
 /// Those elsewhere show nothing by themselves.
 void AnySource::ask_elsewhere(int tag) {
   const Host& host = engine_.host();
+  const uint64_t fate = stream_key(group_.key, kFateNumber);
   for (int peer = 0; peer < static_cast<int>(group_.members.size()); ++peer) {
     const int world_rank = group_.members[static_cast<size_t>(peer)];
     if (host.is_here(world_rank)) continue;
-    const Pair pair{peer, group_.rank, tag};
-    host.mesh->ask(stream_key(group_.key, number_of(pair, group_.members.size())), world_rank);
+    host.mesh->ask(key_of(peer, tag), fate, world_rank);
   }
+}
+
+/// The key of the stream of what the peer sends here.
+uint64_t AnySource::key_of(int peer, int tag) const {
+  return stream_key(group_.key, number_of({peer, group_.rank, tag}, group_.members.size()));
+}
+
+/// Whether the peer has closed the group: it sends nothing that it has not begun.
+bool AnySource::has_closed(int peer, int tag) const {
+  const int world_rank = group_.members[static_cast<size_t>(peer)];
+  const Host& host = engine_.host();
+  return host.is_here(world_rank)
+             ? host.segment->has_closed(world_rank, stream_key(group_.key, kFateNumber))
+             : host.mesh->told(key_of(peer, tag), world_rank).closed;
 }
 
 // ---- now and then ----
@@ -148,7 +163,7 @@ std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
   }
   FailureDetector& detector = *group_.detector;
   if (!detector.failed()) {
-    if (const auto error = absence(title(pending)))
+    if (const auto error = absence(pending.tag, title(pending)))
       detector.report(*error);
     else if (o.deadline.passed(when))
       detector.report(stalled(pending, when));
@@ -163,20 +178,23 @@ std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
   return std::nullopt;
 }
 
-/// A rank that died might have been the sender. One that left in good order was not, as long as
-/// there are others.
-std::optional<Error> AnySource::absence(const std::string& title) const {
+/// A rank that died might have been the sender. One that left in good order, or closed the group,
+/// was not, as long as there are others.
+std::optional<Error> AnySource::absence(int tag, const std::string& title) const {
   const EngineView view = engine_.view();
   std::optional<Error> left;
   bool others = false;
-  for (const int member : group_.members) {
+  for (int peer = 0; peer < static_cast<int>(group_.members.size()); ++peer) {
+    const int member = group_.members[static_cast<size_t>(peer)];
+    const bool mine = peer == group_.rank;
     Context where;
     where.operation = title;
-    const auto error = absence_of(view, member, std::move(where));
-    const bool mine = member == view.host->rank;
+    auto error = absence_of(view, member, where);
     if (error && (mine || !has_left(view, member))) return error;
-    if (error) left = error;
+    if (!error && !mine && has_closed(peer, tag))
+      error = closing_of(view, member, group_.group, std::move(where));
     others |= !error && !mine;
+    if (error) left = std::move(error);
   }
   return others ? std::nullopt : left;
 }

@@ -45,7 +45,9 @@ class AnySource : public Task {
   std::shared_ptr<Stream> stream_of(int peer, int tag);
   void ask_elsewhere(int tag);
   std::optional<Error> failure_of(Pending& pending, TimePoint when);
-  std::optional<Error> absence(const std::string& title) const;
+  std::optional<Error> absence(int tag, const std::string& title) const;
+  bool has_closed(int peer, int tag) const;
+  uint64_t key_of(int peer, int tag) const;
   Error stalled(const Pending& pending, TimePoint when) const;
   std::string title(const Pending& pending) const;
   std::string others() const;  // what they are doing

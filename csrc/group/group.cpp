@@ -21,7 +21,6 @@ namespace {
 
 constexpr auto kVerdictPatience = std::chrono::seconds(1);
 constexpr auto kBetweenVerdictLooks = std::chrono::microseconds(100);
-constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
 constexpr uint64_t kFormedSalt = 0xf02d'f02d'f02d'f02d;  // keys of form() are none of split()'s
 
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -97,6 +96,7 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   membership_.rank = static_cast<int>(
       std::find(membership_.members.begin(), membership_.members.end(), engine_->host().rank) -
       membership_.members.begin());
+  membership_.group = "group of " + name_ranks(membership_.members);
   if (engine_->host().are_here(membership_.members))
     share_fate_in_memory(deadline);
   else
@@ -106,15 +106,18 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
 }
 
 void Group::share_fate_over_mesh() {
-  auto detector = std::make_shared<MeshFailureDetector>(
-      engine_->host().mesh, mix(membership_.key, kFateSalt), membership_.members);
+  const Host& host = engine_->host();
+  const uint64_t key = stream_key(membership_.key, kFateNumber);
+  auto detector = std::make_unique<MeshFailureDetector>(host.mesh, key, membership_.members);
   membership_.abort = &detector->state();
-  membership_.detector = std::move(detector);
+  host.segment->publish(host.rank, key, 0);
+  membership_.detector =
+      engine_->share_detector(std::move(detector), key, nullptr, membership_.members);
 }
 
 void Group::share_fate_in_memory(Deadline deadline) {
   const Host& host = engine_->host();
-  const uint64_t record_key = mix(membership_.key, kFateSalt);
+  const uint64_t record_key = stream_key(membership_.key, kFateNumber);
   const int leader = membership_.members.front();
   // The lowest member owns the cell; the others publish only that they may look at it.
   std::byte* owned = nullptr;
@@ -128,7 +131,8 @@ void Group::share_fate_in_memory(Deadline deadline) {
   auto* cell = std::launder(reinterpret_cast<FailureRecord*>(
       taken("the place of a group's verdict", leader, host.rank,
             [&] { return host.segment->at(offset, sizeof(FailureRecord)); })));
-  membership_.detector = engine_->share_detector(*cell, record_key, owned, membership_.members);
+  membership_.detector = engine_->share_detector(std::make_unique<HostFailureDetector>(*cell),
+                                                 record_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
 }
 

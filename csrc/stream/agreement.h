@@ -60,6 +60,8 @@ class StreamAgreement {
   virtual std::optional<uint32_t> completed(int r) const = 0;
   /// Whether all that a member did before it went is known here: nothing more will come.
   virtual bool knows_all_of(int r) const = 0;
+  /// Whether the member has closed the group: begun() is the last that it begins.
+  virtual bool has_closed(int r) const = 0;
   /// The members whose descriptions described() waits for.
   virtual std::vector<int> silent() const = 0;
   /// Whether the member may be writing into this rank's memory at this moment.

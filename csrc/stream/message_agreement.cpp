@@ -182,7 +182,7 @@ void MessageAgreement::complete(uint32_t sequence) {
 // ---- what is known of the others ----
 
 std::optional<StreamProgress> MessageAgreement::told(int r) const {
-  return r == memory_.rank ? mine_ : board_.told(key_, world_rank(r));
+  return r == memory_.rank ? mine_ : board_.told(key_, world_rank(r)).progress;
 }
 
 std::optional<uint32_t> MessageAgreement::begun(int r) const {
@@ -199,6 +199,8 @@ bool MessageAgreement::knows_all_of(int r) const {
   return r == memory_.rank || board_.has_finished(world_rank(r));
 }
 
+bool MessageAgreement::has_closed(int r) const { return board_.told(key_, world_rank(r)).closed; }
+
 std::vector<int> MessageAgreement::silent() const {
   return is_last_round() ? std::vector<int>() : std::vector<int>{before()};
 }
@@ -209,7 +211,7 @@ void MessageAgreement::show_holdups(std::span<const int> ranks, TimePoint when) 
   if (when < next_question_) return;
   next_question_ = when + kBetweenQuestions;
   for (int r = 0; r < size(); ++r)
-    if (r != memory_.rank) board_.ask(key_, world_rank(r));
+    if (r != memory_.rank) board_.ask(key_, memory_.fate, world_rank(r));
 }
 
 std::vector<int> MessageAgreement::holdups_of(int r) const {

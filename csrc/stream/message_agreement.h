@@ -40,6 +40,7 @@ class MessageAgreement : public StreamAgreement {
   std::optional<uint32_t> begun(int r) const override;
   std::optional<uint32_t> completed(int r) const override;
   bool knows_all_of(int r) const override;
+  bool has_closed(int r) const override;
   std::vector<int> silent() const override;
   bool is_inside(int) const override { return false; }  // they map nothing of each other
 

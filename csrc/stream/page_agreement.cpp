@@ -123,6 +123,10 @@ std::optional<uint32_t> PageAgreement::completed(int r) const {
   return static_cast<uint32_t>(page->completed.value.load(std::memory_order_acquire) >> 32);
 }
 
+bool PageAgreement::has_closed(int r) const {
+  return memory_.segment->has_closed(memory_.members[static_cast<size_t>(r)], memory_.fate);
+}
+
 std::vector<int> PageAgreement::silent() const {
   const uint64_t target = progress(memory_.sequence(), 0);
   Word StreamPage::* const stage =

@@ -26,6 +26,7 @@ class PageAgreement : public StreamAgreement {
   std::optional<uint32_t> begun(int r) const override;
   std::optional<uint32_t> completed(int r) const override;
   bool knows_all_of(int) const override { return true; }  // its page stays
+  bool has_closed(int r) const override;
   std::vector<int> silent() const override;
   bool is_inside(int r) const override;
 

@@ -33,6 +33,7 @@ StreamMemory memory_of(const EngineView& around, const Membership& membership) {
   memory.members = membership.members;
   memory.pages.assign(membership.members.size(), nullptr);
   memory.segment = host.segment;
+  memory.fate = stream_key(membership.key, kFateNumber);
   for (const int member : membership.members)
     memory.processes.push_back(host.peers[static_cast<size_t>(member)].info.pid);
   memory.foreign = host.foreign.allowed;

@@ -33,6 +33,7 @@ struct Membership {
   std::vector<int> members;  // world ranks
   std::shared_ptr<FailureDetector> detector;
   const std::atomic<uint64_t>* abort = nullptr;
+  std::string group{};  // "group of ranks 0-3", also for a pair of its members
 };
 
 class WaitWatch;
@@ -52,6 +53,7 @@ inline constexpr uint64_t kNamesNumber = uint64_t{1} << 62;  // operations by na
 inline constexpr uint64_t kNegotiationNumber = kNamesNumber + 1;
 inline constexpr uint64_t kJaxNumber = kNamesNumber + 2;
 inline constexpr uint64_t kAgreementNumber = kNamesNumber + 3;  // within a stream: its agreement
+inline constexpr uint64_t kFateNumber = kNamesNumber + 4;       // no stream: StreamMemory::fate
 
 /// The key under which the members of a group find each other's pages of stream `number`.
 uint64_t stream_key(uint64_t group_key, uint64_t number);
@@ -139,6 +141,7 @@ class Stream {
   std::string title() const;             // "all_reduce #41 'bucket 3'"
   std::string who(int r) const;          // "rank 2 (pid 4711, stopped), which …"
   void check_members(int r);
+  void check_closings(TimePoint when);
   bool has_begun(int r) const;
   bool has_completed(int r) const;
   bool waits_for_a_stopped_one(TimePoint now);
@@ -161,7 +164,8 @@ class Stream {
   Trace* traced_ = nullptr;                // where the present operation is recorded
   uint32_t track_ = 0;                     // of `traced_`
   TimePoint begun_{}, phase_begun_{};      // set while tracing
-  TimePoint started_{}, next_warning_{}, next_stop_look_{}, leaving_since_{}, held_since_{};
+  TimePoint started_{}, next_warning_{}, next_stop_look_{}, next_closing_look_{};
+  TimePoint leaving_since_{}, held_since_{};
   bool shut_ = false;             // this rank's own input has not come
   bool mixed_ = false;            // the ranks disagree on nothing but whether arrays lie on devices
   size_t piece_ = 0;              // then: of what they go by the host in; 0: as a whole

@@ -114,6 +114,7 @@ struct StreamMemory {
   std::vector<int> members;        // world ranks, by group rank
   std::vector<StreamPage*> pages;  // by group rank; null until the peer has opened the stream
   std::shared_ptr<Segment> segment;
+  uint64_t fate = 0;             // the key that a member lists until it has closed the group
   std::vector<pid_t> processes;  // by group rank
   bool foreign = false;          // every rank may read and write the others' memory by address
   bool prefers_foreign = false;  // and does, where it is not told how

@@ -13,6 +13,7 @@ namespace {
 
 constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
 constexpr auto kBetweenStopLooks = std::chrono::seconds(1);
+constexpr auto kBetweenClosingLooks = std::chrono::milliseconds(100);  // at long directories
 
 constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
                                         "describing", "comparing", "leaving"};
@@ -119,12 +120,14 @@ void Stream::look_around(TimePoint when) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
     next_stop_look_ = when + kUntilStopsCount;
+    next_closing_look_ = when + kBetweenClosingLooks;
     Operation& o = queue_.front()->operation;
     if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
   }
   idle_looks_ = kLooksBetweenPosts;  // a rank that has just been woken looks at everything
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
+  if (when >= next_closing_look_) check_closings(when);
   agreement_->show_holdups(lacking(), when);
   const bool minded = phase_ == Phase::running && backend_->minds_deadline();
   if (operation().deadline.passed(when) && !minded && !membership_.detector->failed()) {
@@ -161,6 +164,23 @@ void Stream::check_members(int r) {
   const bool submitted =
       r == memory_.rank || has_begun(r) || key_ == stream_key(membership_.key, kNamesNumber);
   membership_.detector->report(*absence_of(around_, world_rank, std::move(where), submitted));
+}
+
+/// A member that has closed the group begins nothing more. What it had begun before goes on.
+void Stream::check_closings(TimePoint when) {
+  next_closing_look_ = when + kBetweenClosingLooks;
+  for (int r = 0; r < memory_.size(); ++r) {
+    if (r == memory_.rank || !agreement_->has_closed(r)) continue;
+    agreement_->open();  // once it has closed the group, what it began is there to be seen
+    if (has_begun(r)) continue;
+    Context where;
+    where.sequence = sequence_;
+    where.operation = title();
+    where.tensor = operation().name;
+    const int world_rank = memory_.members[static_cast<size_t>(r)];
+    membership_.detector->report(
+        closing_of(around_, world_rank, membership_.group, std::move(where)));
+  }
 }
 
 void Stream::warn(TimePoint when) {

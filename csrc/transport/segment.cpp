@@ -251,10 +251,21 @@ std::optional<uint64_t> Segment::find(int rank, uint64_t key) const {
 
 bool Segment::listed(int rank, uint64_t key) const { return entry(rank, key) != nullptr; }
 
+namespace {
+bool is_open(const DirectoryEntry& e) {
+  return static_cast<EntryState>(e.state.load()) == EntryState::open;
+}
+}  // namespace
+
 bool Segment::closed(int rank, uint64_t key) const {
   if (state_of(rank) == RankState::gone) return true;  // partner: Engine::~Engine
   const DirectoryEntry* e = entry(rank, key);
-  return e == nullptr || static_cast<EntryState>(e->state.load()) != EntryState::open;
+  return e == nullptr || !is_open(*e);
+}
+
+bool Segment::has_closed(int rank, uint64_t key) const {
+  const DirectoryEntry* e = entry(rank, key);
+  return e != nullptr && !is_open(*e);
 }
 
 /// A place never used, or withdrawn by its last user.

@@ -141,6 +141,8 @@ class Segment {
   bool listed(int rank, uint64_t key) const;
   /// For a key once listed: true when `rank` has no more use for it (closed, withdrawn, or gone).
   bool closed(int rank, uint64_t key) const;
+  /// The same for any key: true when `rank` has listed it and has no more use for it.
+  bool has_closed(int rank, uint64_t key) const;
   void publish(int rank, uint64_t key, uint64_t offset);
   void close(int rank, uint64_t key);
   void withdraw(int rank, uint64_t key);

@@ -13,7 +13,7 @@ namespace farandole {
 namespace {
 
 constexpr std::string_view kWireMagic = "farandol";
-constexpr uint32_t kProtocol = 10;  // tests/cpp/test_message_layout.cpp knows its messages
+constexpr uint32_t kProtocol = 11;  // tests/cpp/test_message_layout.cpp knows its messages
 
 template <size_t Bytes>
 std::array<std::byte, Bytes> bytes_of(std::string_view text) {

@@ -120,7 +120,7 @@ TEST(message_layouts_of_this_build_are_those_of_its_protocol) {
   std::ostringstream now_it_is;
   for (const auto& [what, value] : wire_format())
     if (what != "byte order") now_it_is << what << " " << value << ", ";
-  CHECK_EQUAL(now_it_is.str(), "protocol 10, message layouts 6d6ffe860d1634e2, ");
+  CHECK_EQUAL(now_it_is.str(), "protocol 11, message layouts 9e1bd6f80879d59a, ");
 }
 
 }  // namespace farandole

@@ -108,7 +108,7 @@ TEST(tcp_handshake_has_one_layout_for_ever) {
     for (size_t i = 0; i < bytes; ++i) value |= std::to_integer<uint64_t>(hello[at + i]) << 8 * i;
     return value;
   };
-  CHECK_EQUAL(number(8, 4), 10U);  // the protocol
+  CHECK_EQUAL(number(8, 4), 11U);  // the protocol
   CHECK_EQUAL(number(24, 4), 0U);
   CHECK_EQUAL(number(28, 4), 1U);
   CHECK_EQUAL(number(32, 4), 2U);

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from harness import World, listen, tell
+from harness import World, listen, split, tell
 
 Spawn = Callable[..., World]
 
@@ -78,6 +78,54 @@ def within_a_world() -> tuple[float, int, float]:
     found = total()
     dist.destroy_process_group()
     return found, fd.size(), float(fd.all_reduce(np.float32(1)))
+
+
+def destroys(late: str) -> None:
+    """The last rank destroys a group; rank 0 still uses it."""
+    import torch
+
+    import farandole as fd
+
+    dist = begin()
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x = torch.ones(3)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "all_reduce": lambda group: dist.all_reduce(x, group=group),
+        "work": lambda group: dist.all_reduce(x, group=group, async_op=True).wait(),
+        "backward": lambda group: backward_of(group),
+        "recv": lambda group: dist.recv(x, group=group),
+    }
+    group = dist.new_group([0, last])
+    if rank in (0, last):
+        dist.all_reduce(x, group=group)
+        dist.barrier(group)
+    if rank == last:
+        dist.destroy_process_group(group)
+    if rank == 0:
+        begun = time.monotonic()
+        with pytest.raises(fd.EarlyExit) as caught:
+            calls[late](group)
+        assert time.monotonic() - begun < 1.5
+        ranks = "ranks 0-1" if last == 1 else f"ranks 0, {last}"
+        assert f"closed the group of {ranks} before" in caught.value.verdict
+        assert caught.value.rank == last
+        dist.destroy_process_group(group)
+    again = dist.new_group([0, last])
+    if rank in (0, last):
+        x = torch.ones(3)
+        dist.all_reduce(x, group=again)
+        assert x.tolist() == [2.0] * 3
+    assert total() == (last + 1) * (last + 2) / 2
+    dist.destroy_process_group()
+
+
+def backward_of(group: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda grad: dist.all_reduce(grad, group=group))
+    (2 * weight).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def with_half_a_world(store: str) -> None:
@@ -161,6 +209,16 @@ def wait_for_the_dead(how: str) -> None:
 
 
 # ---- the tests ----
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("parts", [None, "1,{}"])
+@pytest.mark.parametrize("late", ["all_reduce", "work", "backward", "recv"])
+def test_a_group_that_one_rank_has_destroyed(
+    spawn: Spawn, late: str, parts: str | None, size: int
+) -> None:
+    env = split(parts.format(size - 1)) if parts else {}
+    spawn(size, "torch", env=env).run(destroys, late)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -60,10 +60,11 @@ class AnyBoard : public ProgressBoard {
   explicit AnyBoard(FuzzedDataProvider& input) : input_(input) {}
   void show(uint64_t, const StreamProgress&) override {}
   void forget(uint64_t) override {}
-  void ask(uint64_t, int) override {}
-  std::optional<StreamProgress> told(uint64_t, int) const override {
-    if (input_.ConsumeBool()) return std::nullopt;
-    return StreamProgress{input_.ConsumeIntegral<uint32_t>(), 0, {input_.ConsumeIntegral<int>()}};
+  void ask(uint64_t, uint64_t, int) override {}
+  StreamAnswer told(uint64_t, int) const override {
+    if (input_.ConsumeBool()) return {};
+    return {StreamProgress{input_.ConsumeIntegral<uint32_t>(), 0, {input_.ConsumeIntegral<int>()}},
+            input_.ConsumeBool()};
   }
   bool has_finished(int) const override { return false; }
 
