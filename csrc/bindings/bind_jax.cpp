@@ -4,6 +4,7 @@
 
 #include "bindings/bind.h"
 #include "engine/fork.h"
+#include "jax/finite.h"
 #include "jax/handlers.h"
 
 namespace farandole {
@@ -23,7 +24,8 @@ py::dict targets() {
   for (const Target& target :
        {Target{"farandole_collective", &jax_collective, &jax_collective_on_cuda},
         Target{"farandole_checksums", &jax_checksums, &jax_checksums_on_cuda},
-        Target{"farandole_weights", &jax_weights, &jax_weights_on_cuda}}) {
+        Target{"farandole_weights", &jax_weights, &jax_weights_on_cuda},
+        Target{"farandole_gradients", &jax_gradients, &jax_gradients_on_cuda}}) {
     py::dict by_platform;
     by_platform["cpu"] = capsule_of(target.cpu);
     by_platform["CUDA"] = capsule_of(target.cuda);
@@ -40,6 +42,35 @@ void attach(const std::shared_ptr<Group>& world, const JaxChannel::Sets& sets) {
   if (!channel || channel->world() != world) channel = std::make_shared<JaxChannel>(world);
   channel->know(sets);
   set_jax_channel(std::move(channel));
+}
+
+/// An error of ours that Python has made or raised.
+Error error_from(const py::object& error) {
+  const std::string kind = py::str(py::type::of(error).attr("__name__"));
+  ErrorCode code = ErrorCode::internal;
+  for (const ErrorRow& r : kErrors)
+    if (r.python_class == kind) code = r.code;
+  const auto text = [&](const char* name) -> std::string { return py::str(error.attr(name)); };
+  Context where;
+  where.evidence = text("evidence");
+  where.tensor = text("tensor");
+  if (const py::object rank = error.attr("rank"); !rank.is_none()) where.rank = rank.cast<int>();
+  return Error(code, text("verdict"), std::move(where), text("advice"));
+}
+
+void judge_by(const py::object& judge) {
+  set_gradient_judge(
+      // Programs may run as the interpreter ends.
+      [kept = new py::object(judge)](const GradientSums& told) -> std::optional<Error> {
+        const py::gil_scoped_acquire locked;
+        try {
+          const py::object error = (*kept)(told.label, told.names, told.ranks, told.sums);
+          if (error.is_none()) return std::nullopt;
+          return error_from(error);
+        } catch (const py::error_already_set& error) {
+          return Error(ErrorCode::internal, error.what());
+        }
+      });
 }
 
 /// (size, offsets of the members) of a struct of ours.
@@ -99,6 +130,9 @@ void bind_jax(py::module_& module) {
   jax.def("attach", &attach, py::arg("world"), py::arg("sets"),
           "Calls belong to this world from now on, or to one of these process sets by their ranks. "
           "Waits for nobody.");
+  jax.def("judge_by", &judge_by, py::arg("judge"),
+          "Where gradients of a program are not finite, judge(label, names, ranks, sums) returns "
+          "the error that ends it, or None.");
   jax.def(
       "begin_anew",
       [] {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "jax/completion_executor.h"
+#include "jax/finite.h"
 #include "jax/on_cuda.h"
 #include "jax/weights.h"
 
@@ -111,6 +112,10 @@ std::optional<Error> compare_weights(ffi::CallFrame& frame, const std::shared_pt
   return answer_weights(frame);
 }
 
+std::optional<Error> tell_of_gradients(ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>&) {
+  return answer_gradients(frame);
+}
+
 /// Makes a handler of calls on a CUDA device from the handler of calls on the host.
 template <typename Body>
 auto on_cuda(const Body& body) {
@@ -170,6 +175,7 @@ ffi::Error* jax_collective(ffi::CallFrame* frame) { return answer(*frame, start)
 
 ffi::Error* jax_checksums(ffi::CallFrame* frame) { return answer(*frame, compute_checksums); }
 ffi::Error* jax_weights(ffi::CallFrame* frame) { return answer(*frame, compare_weights); }
+ffi::Error* jax_gradients(ffi::CallFrame* frame) { return answer(*frame, tell_of_gradients); }
 
 ffi::Error* jax_collective_on_cuda(ffi::CallFrame* frame) { return answer(*frame, on_cuda(run)); }
 ffi::Error* jax_checksums_on_cuda(ffi::CallFrame* frame) {
@@ -177,6 +183,9 @@ ffi::Error* jax_checksums_on_cuda(ffi::CallFrame* frame) {
 }
 ffi::Error* jax_weights_on_cuda(ffi::CallFrame* frame) {
   return answer(*frame, on_cuda(compare_weights));
+}
+ffi::Error* jax_gradients_on_cuda(ffi::CallFrame* frame) {
+  return answer(*frame, on_cuda(tell_of_gradients));
 }
 
 ffi::Error* jax_refusal(ffi::CallFrame* frame) {

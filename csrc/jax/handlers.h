@@ -14,10 +14,13 @@ ffi::Error* jax_collective(ffi::CallFrame* frame);
 /// Targets "farandole_checksums" and "farandole_weights": jax/weights.h.
 ffi::Error* jax_checksums(ffi::CallFrame* frame);
 ffi::Error* jax_weights(ffi::CallFrame* frame);
+/// Target "farandole_gradients": jax/finite.h.
+ffi::Error* jax_gradients(ffi::CallFrame* frame);
 /// The same on a CUDA device, complete when they return.
 ffi::Error* jax_collective_on_cuda(ffi::CallFrame* frame);
 ffi::Error* jax_checksums_on_cuda(ffi::CallFrame* frame);
 ffi::Error* jax_weights_on_cuda(ffi::CallFrame* frame);
+ffi::Error* jax_gradients_on_cuda(ffi::CallFrame* frame);
 /// All targets on devices that are not supported yet: says so.
 ffi::Error* jax_refusal(ffi::CallFrame* frame);
 

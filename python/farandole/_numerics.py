@@ -17,6 +17,11 @@ from farandole._core import InvalidArgument, NumericsError
 _MODES = ("warn", "error", "off")
 _KINDS = ("NaN", "infinite")
 NAN, INFINITE = range(2)
+_ADVICE = (
+    "look at that rank's input. FARANDOLE_NUMERICS=error ends training in such a step, before "
+    "weights change; warn says it once and counts steps (farandole.nonfinite_steps()); off does "
+    "not look"
+)
 
 
 def mode() -> str:
@@ -119,15 +124,11 @@ class Judge:
             f"'{tensor}' {_KINDS[how]} on rank {rank}"
             for rank, (tensor, how) in sorted(found.items())
         )
-        error = NumericsError(
-            f"rank {first} has a gradient that is {_KINDS[kind]}{when}: '{name}'\n"
-            f"  evidence: ranks looked at their own gradients before these were {self._done}: "
-            f"{given}\n"
-            "  advice: look at that rank's input. FARANDOLE_NUMERICS=error ends training in such a "
-            "step, before weights change; warn says it once and counts steps "
-            "(farandole.nonfinite_steps()); off does not look"
-        )
+        verdict = f"rank {first} has a gradient that is {_KINDS[kind]}{when}: '{name}'"
+        evidence = f"ranks looked at their own gradients before these were {self._done}: {given}"
+        error = NumericsError(f"{verdict}\n  evidence: {evidence}\n  advice: {_ADVICE}")
         error.rank, error.tensor, error.step = first, name, step
+        error.evidence, error.advice = evidence, _ADVICE
         return error
 
 

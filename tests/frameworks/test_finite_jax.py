@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -45,8 +46,7 @@ def it_is_told_once_and_counted() -> None:
         for bad, word in (math.nan, "NaN"), (-math.inf, "infinite"):
             step = make(f"model {program} {word}", program=program)
             before = fd.nonfinite_steps()
-            with numerics("warn"):  # compiled programs look where it is set
-                assert np.array_equal(step(1.0)["a"], np.full(8, -0.5))
+            assert np.array_equal(step(1.0)["a"], np.full(8, -0.5))
             step(1.0)
             assert fd.nonfinite_steps() == before
             with told(fdj.rank() in (0, fdj.size() - 1), jax.effects_barrier) as texts:
@@ -79,16 +79,35 @@ def nobody_looks_where_it_is_off() -> None:
 
 
 @on_ranks(2)
-def a_program_calls_python_only_where_it_is_asked_to() -> None:
-    def text() -> str:
-        optimizer = fdj.distributed(optax.sgd(0.5), name="kept")
-        params = {"a": jnp.ones(8)}
-        state = optimizer.init(params)
-        return jax.jit(optimizer.update).lower(params, state).as_text()
+def a_step_that_optax_skips_is_none() -> None:
+    params = {"a": jnp.ones(8)}
+    inner = optax.chain(optax.apply_if_finite(optax.sgd(0.5), 3), optax.scale(1.0))
+    optimizer = fdj.distributed(inner, name="skips")
+    state = optimizer.init(params)
+    before = fd.nonfinite_steps()
+    with told(0):
+        for update in optimizer.update, jax.jit(optimizer.update):
+            given = {"a": params["a"] * mine(math.inf)}
+            assert not jax.block_until_ready(update(given, state, params)[0]["a"]).any()
+    assert fd.nonfinite_steps() == before
 
-    assert "callback" not in text()
-    with numerics("warn"):
-        assert "callback" in text()
+
+@on_ranks(2)
+def halves_overflow_as_their_scaled_losses_do() -> None:
+    for asked in False, True:
+        with numerics("warn") if asked else contextlib.nullcontext(), told(int(asked)):
+            reduce = jax.jit(lambda g: fdj.allreduce_gradients(g, name=f"halves {asked}"))  # noqa: B023
+            jax.block_until_ready(reduce(jnp.full(8, mine(math.inf), jnp.float16)))
+
+
+@on_ranks(2)
+def a_program_that_looks_is_one_that_jax_keeps() -> None:
+    optimizer = fdj.distributed(optax.sgd(0.5), name="kept")
+    params = {"a": jnp.ones(8)}
+    state = optimizer.init(params)
+    text = jax.jit(optimizer.update).lower(params, state).as_text()
+    assert "farandole_gradients" in text
+    assert "callback" not in text
 
 
 test_on_ranks = make_tests(__name__, "jax")

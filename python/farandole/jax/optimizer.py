@@ -86,13 +86,14 @@ def distributed(
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if process_set.included():
             weights.compare(rows_of(params))
-            updates = allreduce_gradients(
+            updates = _allreduce(
                 updates,
                 op=op,
                 compression=compression,
                 bucket_bytes=bucket_bytes,
                 name=name,
                 process_set=process_set,
+                looks=not _skips(state),
             )
         return inner.update(updates, state, params, **extra)
 
@@ -133,10 +134,40 @@ def allreduce_gradients(
         [1.0, 1.0]
     """
     _check(op, compression)
+    return _allreduce(
+        gradients,
+        op=op,
+        compression=compression,
+        bucket_bytes=bucket_bytes,
+        name=name,
+        process_set=process_set,
+    )
+
+
+def _skips(state: Any) -> bool:
+    """Whether the optimizer leaves out steps whose gradients are not finite."""
+    import optax
+
+    kind = optax.ApplyIfFiniteState
+    parts = jax.tree_util.tree_leaves(state, is_leaf=lambda part: isinstance(part, kind))
+    return any(isinstance(part, kind) for part in parts)
+
+
+def _allreduce(
+    gradients: _T,
+    *,
+    op: SumOp,
+    compression: Any,
+    bucket_bytes: int | None,
+    name: str | None,
+    process_set: ProcessSet,
+    looks: bool = True,
+) -> _T:
     pairs, structure = jax.tree_util.tree_flatten_with_path(gradients)
     leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in pairs}
     wire = {key: _compressed(leaf, compression) for key, leaf in leaves.items()}
-    check = check_of(f"gradients of {name or 'an optimizer'}", wire, process_set)
+    label = f"gradients of {name or 'an optimizer'}"
+    check = check_of(label, wire, process_set, leaves.values()) if looks else None
     wire = reduced_gradients(
         wire, check, op=op, bucket_bytes=bucket_bytes, name=name, process_set=process_set
     )

@@ -64,7 +64,8 @@ class ProgramExchange(PlannedExchange):
         check = None
         if not self.skips:
             sent = {names[i]: wire for i, wire in wires.items()}
-            check = check_of(f"gradients of {self.label}", sent, reduction.process_set)
+            given = [jnp.asarray(gradients[i]) for i in wires]
+            check = check_of(f"gradients of {self.label}", sent, reduction.process_set, given)
         members = [[i for i in wires if id(variables[i]) in group] for group in self._members]
         reduced = reduced_gradients(
             wires,
