@@ -78,7 +78,11 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
                name + " " + (*around.deaths)[index].how() + " during " + title, std::move(where));
 }
 
-Error closing_of(const Presence& around, int world_rank, const std::string& group, Context where) {
+std::optional<Error> closing_of(const Presence& around, int world_rank, const std::string& group,
+                                Context where) {
+  const Segment& segment = *around.host->segment;
+  if (segment.state_of(world_rank) >= RankState::leaving || is_ending(segment, world_rank))
+    return std::nullopt;
   const std::string what = " closed the " + group + " before " + where.operation;
   where = around.host->about(world_rank, std::move(where));
   where.evidence = "it destroyed the process group, or dropped its Group; rank " +

@@ -27,7 +27,9 @@ std::optional<Error> error_of_loss(const Host& host, int world_rank, const std::
 /// `submitted`: it had submitted that operation.
 std::optional<Error> absence_of(const Presence& around, int world_rank, Context where,
                                 bool submitted = false);
-/// The error of the operation in `where`, in a "group of ranks 0-3" that one of them has closed.
-Error closing_of(const Presence& around, int world_rank, const std::string& group, Context where);
+/// The error of the operation in `where`, in a "group of ranks 0-3" that one of them has closed;
+/// nothing where it leaves, for which it closes all.
+std::optional<Error> closing_of(const Presence& around, int world_rank, const std::string& group,
+                                Context where);
 
 }  // namespace farandole

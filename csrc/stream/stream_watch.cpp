@@ -178,8 +178,8 @@ void Stream::check_closings(TimePoint when) {
     where.operation = title();
     where.tensor = operation().name;
     const int world_rank = memory_.members[static_cast<size_t>(r)];
-    membership_.detector->report(
-        closing_of(around_, world_rank, membership_.group, std::move(where)));
+    if (const auto error = closing_of(around_, world_rank, membership_.group, std::move(where)))
+      membership_.detector->report(*error);
   }
 }
 
