@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,19 @@ def _of_all_ranks(model: Model, _: Arrays, **options: Any) -> Trainer:
     return Fit(shared, plain_optimizer(), (x, y), BATCH * fd.size())
 
 
+def _farandole_unordered() -> Any:
+    optimizer = _farandole()
+    own = type(optimizer)
+
+    class Unordered(own):  # type: ignore[misc,valid-type]
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            with _unordered():
+                return super().apply(grads, trainable_variables)
+
+    optimizer.__class__ = Unordered
+    return optimizer
+
+
 def _changed(optimizer: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
     """An optimizer that sees changed gradients."""
     own = type(optimizer)
@@ -104,6 +118,19 @@ def _waited_for(gradients: list[Any]) -> list[Any]:
         return [tf.identity(g) for g in gradients]
 
 
+@contextlib.contextmanager
+def _unordered() -> Iterator[None]:
+    """In what is traced meanwhile a variable is updated as soon as its own gradient is reduced."""
+    from farandole.tensorflow import _reduction
+
+    ordered = _reduction.all_or_none
+    _reduction.all_or_none = lambda gradients, first=(): gradients  # noqa: ARG005
+    try:
+        yield
+    finally:
+        _reduction.all_or_none = ordered
+
+
 def _through_mpi(gradients: list[Any]) -> list[Any]:
     import tensorflow as tf
     from mpi4py import MPI as mpi
@@ -131,6 +158,11 @@ def _by_tape(tape: Any, loss: Any, variables: list[Any]) -> list[Any]:
 
     reducing = hvd.DistributedGradientTape(tape, sparse_as_dense=True)
     return list(reducing.gradient(loss, variables))
+
+
+def _by_unordered_tape(tape: Any, loss: Any, variables: list[Any]) -> list[Any]:
+    with _unordered():
+        return _by_tape(tape, loss, variables)
 
 
 def _grouped(tape: Any, loss: Any, variables: list[Any]) -> list[Any]:
@@ -162,6 +194,14 @@ _TENSORFLOW = ("tensorflow",)
 WAYS = [
     Way("none", "nothing exchanged", "fit", _fit(plain_optimizer), exchanges=False),
     Way("farandole", "farandole", "fit", _fit(_farandole)),
+    Way(
+        "unordered",
+        "farandole, updates not after all gradients",
+        "fit",
+        _fit(_farandole_unordered),
+        _TENSORFLOW,
+        apart=True,
+    ),
     Way("model", "`farandole.keras.Model`, the batch of all ranks", "fit", _of_all_ranks),
     Way("micro", f"farandole, {PARTS} micro-batches a step", "fit", _in_parts, apart=True),
     Way("logical", f"`logical_ranks`, {PARTS} a rank", "fit", _logical, apart=True),
@@ -182,6 +222,14 @@ WAYS = [
     Way("mirrored", "MirroredStrategy, one process", "fit", _mirrored, _TENSORFLOW),
     Way("none", "nothing exchanged", "tape", _loop(own_gradients), _TENSORFLOW, exchanges=False),
     Way("farandole", "farandole", "tape", _loop(_by_tape), _TENSORFLOW),
+    Way(
+        "unordered",
+        "farandole, updates not after all gradients",
+        "tape",
+        _loop(_by_unordered_tape),
+        _TENSORFLOW,
+        apart=True,
+    ),
     Way(
         "farandole_flat",
         "farandole, grouped, no overlap",
