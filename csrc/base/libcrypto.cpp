@@ -24,11 +24,16 @@ std::optional<Libcrypto> in(void* library) {
   Libcrypto its{};
   if (library == nullptr) return std::nullopt;
 #define FARANDOLE_FIND(name) find(library, #name, its.name)
-  const bool all = FARANDOLE_FIND(EVP_aes_256_gcm) && FARANDOLE_FIND(EVP_CIPHER_CTX_new) &&
-                   FARANDOLE_FIND(EVP_CIPHER_CTX_free) && FARANDOLE_FIND(EVP_CIPHER_CTX_ctrl) &&
-                   FARANDOLE_FIND(EVP_CipherInit_ex) && FARANDOLE_FIND(EVP_CipherUpdate) &&
-                   FARANDOLE_FIND(EVP_CipherFinal_ex) && FARANDOLE_FIND(EVP_sha256) &&
-                   FARANDOLE_FIND(HMAC) && FARANDOLE_FIND(CRYPTO_memcmp);
+  const bool all =
+      FARANDOLE_FIND(EVP_aes_256_gcm) && FARANDOLE_FIND(EVP_CIPHER_CTX_new) &&
+      FARANDOLE_FIND(EVP_CIPHER_CTX_free) && FARANDOLE_FIND(EVP_CIPHER_CTX_ctrl) &&
+      FARANDOLE_FIND(EVP_CipherInit_ex) && FARANDOLE_FIND(EVP_CipherUpdate) &&
+      FARANDOLE_FIND(EVP_CipherFinal_ex) && FARANDOLE_FIND(EVP_sha256) && FARANDOLE_FIND(HMAC) &&
+      FARANDOLE_FIND(CRYPTO_memcmp) && FARANDOLE_FIND(EVP_PKEY_new_raw_private_key) &&
+      FARANDOLE_FIND(EVP_PKEY_new_raw_public_key) && FARANDOLE_FIND(EVP_PKEY_get_raw_public_key) &&
+      FARANDOLE_FIND(EVP_PKEY_free) && FARANDOLE_FIND(EVP_PKEY_CTX_new) &&
+      FARANDOLE_FIND(EVP_PKEY_CTX_free) && FARANDOLE_FIND(EVP_PKEY_derive_init) &&
+      FARANDOLE_FIND(EVP_PKEY_derive_set_peer) && FARANDOLE_FIND(EVP_PKEY_derive);
 #undef FARANDOLE_FIND
   return all ? std::optional(its) : std::nullopt;
 }

@@ -12,8 +12,11 @@ namespace farandole {
 struct OpensslCipher;
 struct OpensslContext;
 struct OpensslDigest;
+struct OpensslKey;
+struct OpensslKeyContext;
 
-/// By OpenSSL's own names and signatures (EVP_EncryptInit(3), HMAC(3), CRYPTO_memcmp(3)).
+/// By OpenSSL's own names and signatures (EVP_EncryptInit(3), HMAC(3), CRYPTO_memcmp(3),
+/// EVP_PKEY_new(3), EVP_PKEY_derive(3)).
 struct Libcrypto {
   const OpensslCipher* (*EVP_aes_256_gcm)();
   OpensslContext* (*EVP_CIPHER_CTX_new)();
@@ -29,6 +32,17 @@ struct Libcrypto {
                          const unsigned char* data, size_t count, unsigned char* mac,
                          unsigned* mac_bytes);
   int (*CRYPTO_memcmp)(const void* a, const void* b, size_t count);
+  OpensslKey* (*EVP_PKEY_new_raw_private_key)(int type, void* engine, const unsigned char* key,
+                                              size_t count);
+  OpensslKey* (*EVP_PKEY_new_raw_public_key)(int type, void* engine, const unsigned char* key,
+                                             size_t count);
+  int (*EVP_PKEY_get_raw_public_key)(const OpensslKey*, unsigned char* key, size_t* count);
+  void (*EVP_PKEY_free)(OpensslKey*);
+  OpensslKeyContext* (*EVP_PKEY_CTX_new)(OpensslKey*, void* engine);
+  void (*EVP_PKEY_CTX_free)(OpensslKeyContext*);
+  int (*EVP_PKEY_derive_init)(OpensslKeyContext*);
+  int (*EVP_PKEY_derive_set_peer)(OpensslKeyContext*, OpensslKey*);
+  int (*EVP_PKEY_derive)(OpensslKeyContext*, unsigned char* shared, size_t* count);
 };
 
 /// Before libcrypto() is first called: a library that is loaded, and linked to it. Empty: the

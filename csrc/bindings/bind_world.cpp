@@ -11,6 +11,7 @@
 #include "backends/algorithm_names.h"
 #include "backends/mesh.h"
 #include "base/arm_fault.h"
+#include "base/key_pair.h"
 #include "base/libcrypto.h"
 #include "base/log.h"
 #include "bindings/bind.h"
@@ -255,6 +256,10 @@ py::list settings_here() {
   return list;
 }
 
+py::bytes bytes_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 }  // namespace
 
 Key secret_from(const py::bytes& secret) {
@@ -311,6 +316,15 @@ void bind_world(py::module_& module) {
       py::arg("module"),
       "Before ranks meet: the file of a module that is loaded and linked to OpenSSL's libcrypto; "
       "the program itself if empty.");
+  py::class_<KeyPair>(module, "KeyPair", "For a secret of ranks that were given none.")
+      .def(py::init<>())
+      .def("public_key", [](const KeyPair& own) { return bytes_of(own.public_key()); })
+      .def(
+          "shared_with",
+          [](const KeyPair& own, const py::bytes& other) {
+            return bytes_of(own.shared_with(std::as_bytes(std::span(std::string_view(other)))));
+          },
+          py::arg("other"), "A key that both have, from the other's public key.");
   module.def(
       "errno_error",
       [](int number, const py::object& call) {
@@ -319,11 +333,7 @@ void bind_world(py::module_& module) {
       },
       py::arg("number"), py::arg("call"), "What the kernel refused this process, as an error.");
   module.def(
-      "tcp_address",
-      [](int socket) {
-        const TcpAddress::Bytes bytes = TcpAddress::of_listener(socket).bytes();
-        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      },
+      "tcp_address", [](int socket) { return bytes_of(TcpAddress::of_listener(socket).bytes()); },
       py::arg("socket"), "Where a listening socket is reached, as OtherHosts takes it.");
   module.def(
       "wire_format", &wire_format,
@@ -353,11 +363,7 @@ void bind_world(py::module_& module) {
            "Before leave(): this process ends; exit() will show its code to who waits, and to the "
            "launcher, together with the process that caused it (0: this one).")
       .def(
-          "secret",
-          [](const Group& g) {
-            const auto secret = g.engine()->host().segment->secret();
-            return py::bytes(reinterpret_cast<const char*>(secret.data()), secret.size());
-          },
+          "secret", [](const Group& g) { return bytes_of(g.engine()->host().segment->secret()); },
           "The job's, of 32 bytes.")
       .def("leave", [](Group& g) {
         refuse_in_child();

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/key_pair.h"
 #include "base/seal.h"
 #include "base/wire.h"
 #include "check.h"
@@ -47,6 +48,20 @@ bool is_opened(Opener& seal, std::vector<std::byte> message) { return seal.opens
 constexpr Key kKey{std::byte{1}, std::byte{2}};
 
 }  // namespace
+
+TEST(two_key_pairs_share_a_key_that_no_third_has) {
+  const KeyPair a, b, stranger;
+  const Key shared = a.shared_with(b.public_key());
+  CHECK(shared == b.shared_with(a.public_key()));
+  CHECK(shared != a.shared_with(stranger.public_key()));
+  CHECK(shared != stranger.shared_with(a.public_key()));
+}
+
+TEST(what_is_no_public_key_is_refused) {
+  for (const size_t count : {0, 31, 32, 33})  // of 32 zeros all would share one key
+    CHECK_THROWS(KeyPair().shared_with(std::vector<std::byte>(count)), Error,
+                 e.code() == ErrorCode::authentication);
+}
 
 TEST(hmac_sha256_of_the_examples_of_rfc_4231) {
   std::string rising;
