@@ -9,8 +9,8 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from farandole._meeting import KeyValueStore
 from farandole._mpi import Ranks
 
 _INSECURE = (
-    "FARANDOLE_INSECURE=1: the secret of this job has gone over the network in clear: who reads "
-    "that, or reaches a rank's port, can be a rank, change data and weights, and run code as this "
-    "user; nothing that the ranks send is protected"
+    "FARANDOLE_INSECURE=1: nobody has proved to be a rank of this job: who reached the place where "
+    "they met, or stood between their hosts meanwhile, can be a rank, change data and weights, and "
+    "run code as this user; who only listens learns no secret"
 )
 _HINT_AFTER = 1.0  # seconds, in which ranks of one host come as a rule
 
@@ -87,44 +87,87 @@ def meet(
     """
     mine = _meeting.who(rank, size)
     meeting = started(rank, range(size), timeout, "" if among is None else among.ranks)
-    place = _meeting.MasterPort(address, port)
-    try:
-        with _mpi_meeting.meeting(ranks):
-            secret, is_made_here = _secret.find(may_be_made=ranks is not None)
-            meeting = replace(meeting, secret=secret)
-            others = address if ranks is None else _way_to_others(ranks, mine, meeting.until)
-            listeners = _listening.listen(others, avoid=port)
-            numbers = (rank, size) if among is None else (among.rank, among.size)
-            mine |= _words(job, named, agree, listeners, _identity(*numbers))
-            mine["knows"] = "none" if is_made_here else _secret.shown(secret)
-    except Error as error:
-        if ranks is None:
-            failed = _meeting.told_of(_meeting.could_not_meet(mine, error))
-            _say_why(meeting, place, mine | {"failed": failed}, job, store)
-        raise
-    if rank == 0:
-        mine["world"] = secrets.token_hex(8)
-        mine["tuning"] = tuning
-        mine["secret"] = secrets.token_hex(_secret.BYTES) if is_made_here else ""
+    where = _Where(meeting, _meeting.MasterPort(address, port), job, store, ranks)
+    with where.telling(mine):
+        secret, is_made_here = _secret.find(may_be_made=ranks is not None)
+        pair = _secret.Pair() if is_made_here else None
+    where = replace(where, meeting=replace(meeting, secret=secret))
+    first: list[dict[str, Any]] = []  # what all say before they know what the rest takes
+    if pair is not None or where.is_to_be_found():
+        key = "" if pair is None else pair.key
+        first = where.exchange(mine | {"boot": boot_id(), "key": key}).table
+    with where.telling(mine):
+        listeners = _listening.listen(where.of_others(first), avoid=port)
+        numbers = (rank, size) if among is None else (among.rank, among.size)
+        mine |= _words(job, named, agree, listeners, _identity(*numbers))
+        if rank == 0:
+            mine |= {"world": secrets.token_hex(8), "tuning": tuning}
+        if rank == 0 and pair is not None:
+            secret = secrets.token_bytes(_secret.BYTES)
+            mine["secrets"] = [pair.hidden(secret, words["key"]) for words in first]
     if ranks is not None:
         mine |= _mpi.threads()
-        met = _mpi_meeting.exchange(ranks, mine, _meeting.objection, meeting.until)
-    elif (store := store or _meeting.torchruns(meeting, place)) is not None:
-        met = _meeting.exchange_in(store, _place_in_store(job), meeting, mine, _meeting.objection)
-    elif not port:
-        raise RendezvousError(
-            f"{size} ranks may be on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
-            "the host of rank 0 and MASTER_PORT to a free port there"
-        )
-    else:
-        place = replace(place, at=_listening.receiving_at(address))
-        met = _meeting.exchange(meeting, place, mine, _meeting.objection)
-    if is_made_here:
-        secret = bytes.fromhex(met.table[0]["secret"])
+    met = where.exchange(mine)
+    if rank != 0 and pair is not None:
+        with _meeting.told(met.line):
+            secret = pair.shown(met.table[0]["secrets"][rank], first[0]["key"])
     measured = _measured(met, rank, secret, listeners, ranks)  # refused by all, if at all
     if rank == 0 and is_made_here and ranks is None and measured.cross_size > 1:
         meeting.warn(_INSECURE)
     return measured
+
+
+@dataclass(frozen=True)
+class _Where:
+    """The place where ranks meet: in a communicator, in a store, or at MASTER_PORT."""
+
+    meeting: _meeting.Meeting
+    place: _meeting.MasterPort
+    job: str
+    store: KeyValueStore | None
+    ranks: Ranks | None
+
+    def exchange(self, mine: dict[str, Any]) -> _meeting.Met:
+        """Every rank's words."""
+        meeting, place, check = self.meeting, self.place, _meeting.objection
+        if self.ranks is not None:
+            return _mpi_meeting.exchange(self.ranks, meeting, mine, check)
+        if (store := self.store or _meeting.torchruns(meeting, place)) is not None:
+            return _meeting.exchange_in(store, f"farandole/{self.job}", meeting, mine, check)
+        if not place.port:
+            raise RendezvousError(
+                f"{len(meeting.ranks)} ranks may be on several hosts and MASTER_PORT is not set; "
+                "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there"
+            )
+        place = replace(place, at=_listening.receiving_at(place.address))
+        return _meeting.exchange(meeting, place, mine, check)
+
+    @contextmanager
+    def telling(self, mine: dict[str, Any]) -> Iterator[None]:
+        """Tells the others of an error of the body: they need not wait for this rank. Without the
+        secret it only knocks."""
+        try:
+            with _mpi_meeting.abandoning(self.ranks):
+                yield
+        except Error as error:
+            if self.ranks is None:
+                failed = _meeting.told_of(_meeting.could_not_meet(mine, error))
+                until = min(self.meeting.until, time.monotonic() + _meeting.FAREWELL)
+                with suppress(RuntimeError):  # they may not be there yet, or have failed, too
+                    shorter = replace(self.meeting, until=until)
+                    replace(self, meeting=shorter).exchange(mine | {"failed": failed})
+            raise
+
+    def is_to_be_found(self) -> bool:
+        """Whether nobody has told on which side of the network the others are."""
+        return self.ranks is not None and not os.environ.get("MASTER_ADDR")
+
+    def of_others(self, table: list[dict[str, Any]]) -> str:
+        """A name on the other side of the network."""
+        if not self.is_to_be_found():
+            return os.environ.get("MASTER_ADDR") or self.place.address
+        elsewhere = (words["host"] for words in table if words["boot"] != boot_id())
+        return next(elsewhere, "127.0.0.1")
 
 
 def started(
@@ -143,27 +186,6 @@ def started(
     after = float(setting("FARANDOLE_WARN_AFTER"))
     until = time.monotonic() + timeout
     return _meeting.Meeting(rank, ranks, until, nobodys, among, warn, after, look)
-
-
-def _say_why(
-    meeting: _meeting.Meeting, place: _meeting.MasterPort, failed: dict[str, Any], job: str,
-    store: KeyValueStore | None,
-) -> None:  # fmt: skip
-    """Tells the others, who need not wait for this rank; without the secret it only knocks."""
-    until = min(meeting.until, time.monotonic() + _meeting.FAREWELL)
-    objection = _meeting.objection
-    with suppress(RuntimeError):  # they may not be there yet, or have failed, too
-        meeting = replace(meeting, until=until)
-        store = store or _meeting.torchruns(meeting, place)
-        if store is not None:
-            _meeting.exchange_in(store, _place_in_store(job), meeting, failed, objection)
-        elif place.port:
-            place = replace(place, at=_listening.receiving_at(place.address))
-            _meeting.exchange(meeting, place, failed, objection)
-
-
-def _place_in_store(job: str) -> str:
-    return f"farandole/{job}"
 
 
 def _words(
@@ -314,12 +336,3 @@ def _is_elsewhere(address: str) -> bool:
     except OSError as error:
         return error.errno == errno.EADDRNOTAVAIL
     return False
-
-
-def _way_to_others(ranks: Ranks, mine: dict[str, Any], until: float) -> str:
-    """A name on the other side of the network, for ranks that were given none."""
-    if master := os.environ.get("MASTER_ADDR"):
-        return master
-    mine = mine | {"boot": boot_id()}
-    met = _mpi_meeting.exchange(ranks, mine, lambda _: None, until)
-    return next((w["host"] for w in met.table if w["boot"] != mine["boot"]), "127.0.0.1")

@@ -4,18 +4,19 @@ data go afterwards.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from farandole import _core, _mpi
-from farandole._core import Error, RendezvousError
-from farandole._meeting import Met, could_not_meet, error_in, line, told_of
+from farandole._core import AuthError, Error, RendezvousError
+from farandole._meeting import Meeting, Met, could_not_meet, error_in, line, told_of
 from farandole._meeting.places import state_of
 from farandole._mpi import Ranks
 from farandole._mpi_roll import Roll
-from farandole._mpi_words import LOOK, Words, begin, finish, hear
+from farandole._mpi_words import LOOK, Talk, Words, finish
 from farandole._tables import listed
 
 Check = Callable[[list[Words]], Error | None]
@@ -28,7 +29,7 @@ _keys: list[int] = []  # one, under which communicators keep their duplicate
 
 
 @contextmanager
-def meeting(ranks: Ranks | None) -> Iterator[None]:
+def abandoning(ranks: Ranks | None) -> Iterator[None]:
     """Where this rank fails alone, others will not come to MPI_Finalize, or not with it: then this
     process does not wait there. Another meeting takes another duplicate of the communicator."""
     try:
@@ -43,30 +44,31 @@ def meeting(ranks: Ranks | None) -> Iterator[None]:
         raise
 
 
-def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
+def exchange(ranks: Ranks, meeting: Meeting, mine: Words, check: Check) -> Met:
     """Every rank's words, by rank. Rank 0 refuses all of them if ``check`` finds an error.
-
-    Args:
-        until: when to give up (time.monotonic).
 
     Raises:
         RendezvousError: ranks do not come, or ``check`` refuses.
+        AuthError: words have no seal of the job's secret.
     """
-    with meeting(ranks):
+    until = meeting.until
+    mine = mine | {"number": secrets.token_hex(8)}
+    with abandoning(ranks):
         _mpi.binding()  # a rank that has met watches for the end of MPI
-        ours = _own(ranks, until)
+        talk = Talk(_own(ranks, meeting), meeting.secret)
         if ranks.rank == 0:
-            answer = _gather(ours, ranks.size, mine, check, until)
+            answer = _gather(talk, ranks.size, mine, check, until)
         else:
-            finish(begin(ours, mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
-            answer = hear(ours, 0, _ANSWERED, until + _GRACE) or {"missing": [0]}
+            finish(talk.begin(mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
+            heard = talk.hear(0, _ANSWERED, until + _GRACE, mine["number"])
+            answer = heard[1] if heard else {"missing": [0]}
         if missing := answer["missing"]:
             who = f"{listed('rank', missing)} of the communicator"
             raise RendezvousError(f"{who} did not come in time; look at the logs")
     if answer["refused"]:
         raise error_in(answer["refused"])
     until += _GRACE if ranks.rank == 0 else 2 * _GRACE  # rank 0 says who is late
-    return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until))
+    return Met(answer["ranks"], _Line(talk, answer["ranks"], ranks.rank, until))
 
 
 def open_port(ranks: Ranks, world: int, secret: bytes) -> _core.MpiPort:
@@ -77,7 +79,7 @@ def open_port(ranks: Ranks, world: int, secret: bytes) -> _core.MpiPort:
     return _core.MpiPort(_mpi.binding(), handle, ranks.rank, ranks.size, world, secret, level)
 
 
-def _own(ranks: Ranks, until: float) -> Any:
+def _own(ranks: Ranks, meeting: Meeting) -> Any:
     """The duplicate, made once: kept with the communicator."""
     mpi = _mpi.module()
     if not _keys:
@@ -85,10 +87,10 @@ def _own(ranks: Ranks, until: float) -> Any:
     ours = ranks.given.Get_attr(_keys[0])
     if ours is None:
         ours, duplicating = ranks.given.Idup()
-        roll = Roll(ranks.given, ranks.rank, ranks.size)
+        roll = Roll(Talk(ranks.given, meeting.secret), ranks.rank, ranks.size)
         while not duplicating.Test():
             roll.look()
-            if time.monotonic() >= until:
+            if time.monotonic() >= meeting.until:
                 roll.give_up()
             time.sleep(LOOK)
         ours.Set_errhandler(mpi.ERRORS_RETURN)
@@ -96,16 +98,29 @@ def _own(ranks: Ranks, until: float) -> Any:
     return ours
 
 
-def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Words:
+def _gather(talk: Talk, size: int, mine: Words, check: Check, until: float) -> Words:
     told = {0: mine}
-    while len(told) < size and (words := hear(ours, None, _TOLD, until)) is not None:
-        told[words["rank"]] = words
-    table = [words for _, words in sorted(told.items())]
+    why: Error | None = None
+    while len(told) < size:
+        try:
+            heard = talk.hear(None, _TOLD, until)
+        except AuthError as error:  # all are to hear of it
+            why, heard = error, (error.rank or 0, {})
+        if heard is None:
+            break
+        told[heard[0]] = heard[1]
     missing = [r for r in range(size) if r not in told]
-    why = None if missing else check(table)
+    table = [words for _, words in sorted(told.items())]
+    if why is None and not missing:
+        why = check(table)
     answer = {"refused": why and told_of(why), "missing": missing, "ranks": table}
-    for answering in [begin(ours, answer, r, _ANSWERED) for r in told if r != 0]:
-        finish(answering, until + _GRACE, "a rank does not take what rank 0 has found")
+    answering = [
+        talk.begin(answer, r, _ANSWERED, words.get("number", ""))
+        for r, words in told.items()
+        if r != 0
+    ]
+    for each in answering:
+        finish(each, until + _GRACE, "a rank does not take what rank 0 has found")
     return answer
 
 
@@ -114,8 +129,8 @@ class _Line:
     calls nothing of MPI any more but for these words. MPI tells nobody of a death: processes of
     this host are looked at."""
 
-    def __init__(self, ours: Any, table: list[Words], rank: int, until: float) -> None:
-        self._ours = ours
+    def __init__(self, talk: Talk, table: list[Words], rank: int, until: float) -> None:
+        self._talk = talk
         self._table = table
         self._rank = rank
         self._until = until
@@ -126,10 +141,11 @@ class _Line:
         self._next_look = 0.0  # at processes
 
     def look(self) -> None:
-        while not self._over and (words := hear(self._ours, None, _LATER, 0)) is not None:
-            self._awaited.discard(words["rank"])
+        while not self._over and (heard := self._hear()) is not None:
+            rank, words = heard
+            self._awaited.discard(rank)
             if why := words["failed"]:
-                self._others.remove(words["rank"])
+                self._others.remove(rank)
                 if self._rank == 0:
                     self._tell(why)
                 self._over = True
@@ -176,15 +192,20 @@ class _Line:
             self._tell(told_of(why))
         self._over = True
 
+    def _hear(self) -> tuple[int, Words] | None:
+        return self._talk.hear(None, _LATER, 0, self._table[0]["number"])
+
     def _tell(self, why: Words | None) -> None:
-        words = {"rank": self._rank, "failed": why}
-        telling = {rank: begin(self._ours, words, rank, _LATER) for rank in self._others}
+        number = self._table[0]["number"]
+        telling = {
+            rank: self._talk.begin({"failed": why}, rank, _LATER, number) for rank in self._others
+        }
         until = time.monotonic() + _GRACE
         while telling and time.monotonic() < until:
             telling = {rank: each for rank, each in telling.items() if not each.Test()}
             # One that has found the same by itself takes nothing any more.
-            if why and (other := hear(self._ours, None, _LATER, 0)) and other["failed"]:
-                telling.pop(other["rank"], None)
+            if why and (heard := self._hear()) and heard[1]["failed"]:
+                telling.pop(heard[0], None)
             time.sleep(LOOK)
 
 

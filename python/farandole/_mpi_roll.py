@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from farandole._core import RendezvousError
-from farandole._mpi_words import Words, begin, finish, hear
+from farandole._mpi_words import Talk, finish
 from farandole._tables import listed
 
 _TAG = 32029  # of few programs; every MPI has tags to 32767
@@ -22,8 +22,8 @@ _RANK_0 = 4.0  # seconds
 class Roll:
     """A roll call: rank 0 asks all others, and tells them which have not answered."""
 
-    def __init__(self, comm: Any, rank: int, size: int) -> None:
-        self._comm = comm
+    def __init__(self, talk: Talk, rank: int, size: int) -> None:
+        self._talk = talk
         self._rank = rank
         self._others = [r for r in range(size) if r != rank]
         self._sent: list[Any] = []
@@ -34,9 +34,10 @@ class Roll:
         Raises:
             RendezvousError: who is missing, as rank 0 has found.
         """
-        while (words := self._hear(0)) is not None:
+        while (heard := self._hear(0)) is not None:
+            rank, words = heard
             if words["is"] == "late":
-                self._call({words["rank"]})
+                self._call({rank})
             if words["is"] == "asked":
                 self._tell(0, "here")
             if words["is"] == "missing":
@@ -57,8 +58,8 @@ class Roll:
         for rank in self._others:
             self._tell(rank, "asked")
         until = time.monotonic() + _ANSWERS
-        while came != set(self._others) and (words := self._hear(until)) is not None:
-            came.add(words["rank"])
+        while came != set(self._others) and (heard := self._hear(until)) is not None:
+            came.add(heard[0])
         absent = [r for r in self._others if r not in came]
         why = _missing(absent) if absent else "MPI made no duplicate of the communicator in time"
         for rank in self._others:
@@ -68,12 +69,11 @@ class Roll:
                 finish(telling, until, "")
         raise RendezvousError(why)
 
-    def _hear(self, until: float) -> Words | None:
-        return hear(self._comm, None if self._rank == 0 else 0, _TAG, until)
+    def _hear(self, until: float) -> tuple[int, dict[str, Any]] | None:
+        return self._talk.hear(None if self._rank == 0 else 0, _TAG, until)
 
     def _tell(self, rank: int, what: str, why: str = "") -> None:
-        words = {"rank": self._rank, "is": what, "why": why}
-        self._sent.append(begin(self._comm, words, rank, _TAG))
+        self._sent.append(self._talk.begin({"is": what, "why": why}, rank, _TAG))
 
 
 def _missing(ranks: list[int]) -> str:

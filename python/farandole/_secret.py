@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import os
 import stat
 from contextlib import suppress
@@ -12,11 +12,6 @@ from farandole import _core
 from farandole._core import AuthError
 
 BYTES = 32
-
-
-def shown(secret: bytes) -> str:
-    """By which ranks see that they have the same one, and nobody what it is."""
-    return f"of digest {hashlib.sha256(b'farandole shows ' + secret).hexdigest()[:8]}"
 
 
 def find(*, may_be_made: bool) -> tuple[bytes, bool]:
@@ -55,6 +50,27 @@ def find(*, may_be_made: bool) -> tuple[bytes, bool]:
     if len(secret) != BYTES:
         raise AuthError(f"FARANDOLE_SECRET_FILE={name} does not hold 64 hexadecimal digits")
     return secret, False
+
+
+class Pair:
+    """This rank's part in a secret that ranks make who were given none: rank 0 draws it, and hides
+    it from all who hear what is said, with a key that it shares with each. So it protects from who
+    has heard the meeting. Who can change what is said there can be any rank of it."""
+
+    def __init__(self) -> None:
+        show_libcrypto()
+        self._own = _core.KeyPair()
+        self.key = self._own.public_key().hex()
+
+    def hidden(self, secret: bytes, key: str) -> str:
+        """The secret for the rank that has said this key."""
+        shared = self._own.shared_with(bytes.fromhex(key))
+        pad = hmac.digest(shared, b"farandole hands out a secret", "sha256")
+        return bytes(s ^ p for s, p in zip(secret, pad, strict=True)).hex()
+
+    def shown(self, hidden: str, key: str) -> bytes:
+        """The secret that the rank of this key has hidden for this one."""
+        return bytes.fromhex(self.hidden(bytes.fromhex(hidden), key))
 
 
 def show_libcrypto() -> None:

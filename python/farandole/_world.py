@@ -238,7 +238,7 @@ def _enter(
     _endings.tell_meeting(awaited)
     try:
         place, table, elsewhere = _found(place, timeout, table, agree, store, ranks)
-        with _mpi_meeting.meeting(ranks):
+        with _mpi_meeting.abandoning(ranks):
             group = _opened(place, timeout, table, agree, elsewhere)
     except Error as error:
         _endings.tell_no_meeting(error)

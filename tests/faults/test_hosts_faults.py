@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from test_deaths import IMPATIENT, all_die_inside, meet, one_dies
 
 import farandole as fd
 import harness
-from farandole import _core, _world
+from farandole import _core, _meeting, _world
 from farandole._core import wire_format
 from farandole._meeting import members
 from harness import Outcome, World, split
@@ -265,9 +266,32 @@ def test_ranks_may_meet_without_a_secret_where_that_is_allowed(spawn: Spawn) -> 
     env = split("1,1") | {"FARANDOLE_SECRET_FILE": None, "FARANDOLE_INSECURE": "1"}
     world = spawn(2, env=env)
     world.run(disagrees, 1)
-    warning = "warning: FARANDOLE_INSECURE=1: the secret of this job has gone over the network"
+    warning = "warning: FARANDOLE_INSECURE=1: nobody has proved to be a rank of this job"
     assert world.output(0).count(warning) == 1
     assert warning not in world.output(1)
+
+
+def secret_and_what_was_said() -> tuple[bytes, str]:
+    said = []
+    exchange = _meeting.exchange
+
+    def heard(*arguments: Any) -> Any:
+        said.append(exchange(*arguments))
+        return said[-1]
+
+    _meeting.exchange = heard
+    fd.init()
+    return _world.world().secret(), json.dumps([met.table for met in said])
+
+
+def test_a_secret_that_ranks_make_themselves_is_not_said(spawn: Spawn) -> None:
+    env = split("1,2") | {"FARANDOLE_SECRET_FILE": None, "FARANDOLE_INSECURE": "1"}
+    known = set()
+    for secret, said in spawn(3, env=env).run(secret_and_what_was_said):
+        known.add(secret)
+        assert "secrets" in said
+        assert secret.hex() not in said
+    assert len(known) == 1
 
 
 def test_a_secret_that_others_may_read_is_refused(spawn: Spawn, tmp_path: Path) -> None:

@@ -127,7 +127,9 @@ def head_of_a_trace(tmp_path: Path) -> Decoder:
 DECODERS: dict[str, Decoder | Callable[[Path], Decoder]] = {
     "words of a rank that meets others": Decoder(words_of_a_rank(), meet, (ValueError,)),
     "rank 0's answer in a store": Decoder(
-        b'{"refused": null, "ranks": [' + words_of_a_rank() + b"]}", rounds.answer_in, (ValueError,)
+        b'{"refused": null, "ranks": [' + words_of_a_rank() + b"]}",
+        lambda data: rounds.checked_answer(_json.read(data)),
+        (ValueError,),
     ),
     "frames of an agent": Decoder(FRAMES, frames_of, (frames.FrameError,)),
     "TF_CONFIG": Decoder(TF_CONFIG, cluster, (_launchers.PlaceError,)),

@@ -25,7 +25,7 @@ import pytest
 
 import harness
 from farandole import AuthError, Error, LinkError, RendezvousError, _core, _meeting
-from farandole._meeting import MasterPort, connection, guest
+from farandole._meeting import MasterPort, connection, guest, rounds
 from farandole._meeting.connection import Connection, proof
 from farandole._meeting.here import Here, meet_here
 
@@ -384,6 +384,79 @@ def test_words_of_ranks_that_met_there_before_count_for_nothing() -> None:
             for met in rounds:
                 assert [words["rank"] for words in met.table] == [0, 1, 2]
                 assert {words["run"] for words in met.table} == {came}
+
+
+class Changing(Store):
+    """A stranger's: it hands out other words than were set under keys that end like this."""
+
+    def __init__(self, end: str, change: Callable[[str], str]) -> None:
+        super().__init__()
+        self._end, self._change = end, change
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, self._change(value) if key.endswith(self._end) else value)
+
+
+def all_in(store: Store, *secrets: bytes, seconds: float = 20) -> list[BaseException | None]:
+    """How it ends on each rank, also that all are connected."""
+
+    def come(rank: int, secret: bytes) -> None:
+        meeting = meeting_of(rank, len(secrets), seconds, secret=secret)
+        mine = words_of(rank, key=f"{rank:02x}")
+        found = _meeting.exchange_in(store, "job", meeting, mine, odd)
+        assert [words["key"] for words in found.table] == ["00", "01", "02"][: len(secrets)]
+        found.line.end()
+
+    with ThreadPoolExecutor(len(secrets)) as threads:
+        coming = [threads.submit(come, rank, secret) for rank, secret in enumerate(secrets)]
+        return [each.exception(40) for each in coming]
+
+
+WORDS_IN_A_STORE = {"the round": "/round", "a rank's words": "/1", "an answer": "/1/answer"}
+LINES_IN_A_STORE = {"that a rank has met": "/met/1", "that all have": "/met"}
+
+
+@pytest.mark.parametrize("what", [*WORDS_IN_A_STORE, "the table", *LINES_IN_A_STORE])
+def test_no_word_in_a_store_can_be_changed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "POLITE", 0.2)
+    end = (WORDS_IN_A_STORE | LINES_IN_A_STORE).get(what)
+    store = Store()
+    if end is None:  # its key is the round's
+        store.set = lambda key, value: Store.set(  # type: ignore[method-assign]
+            store, key, value.replace('"key": "01"', '"key": "ff"') if '"ranks"' in value else value
+        )
+    else:
+        store = Changing(end, lambda value: value[:-1] + ("1" if value[-1] == "0" else "0"))
+    ends = all_in(store, b"secret", b"secret", seconds=1)
+    last = what == "that all have"  # which rank 0 says once it knows it
+    assert all(isinstance(each, Error) for each in ends[last:]), ends
+    assert any("no seal of this job's secret" in str(each) for each in ends), ends
+
+
+def test_words_of_one_place_in_a_store_fit_no_other() -> None:
+    """Nor do those of the past: each meeting has another number in what its words are for."""
+    store, stolen = Store(), []
+    its = rounds.SealedStore(store, b"secret")
+    its.set("job/1/2", {"rank": 2})
+    stolen.append(store.get("job/1/2").decode())
+    for key in ("job/1/3", "job/2/2"):
+        store.set(key, stolen[0])
+        with pytest.raises(AuthError, match="words of rank 2 have no seal of this job's secret"):
+            its.find(key, 2)
+    assert its.find("job/1/2", 2) == {"rank": 2}
+
+
+@pytest.mark.parametrize("other", [b"another", b""])
+def test_a_rank_with_another_secret_or_none_is_named_in_a_store(
+    other: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "POLITE", 0.2)
+    first, second, third = all_in(Store(), b"secret", b"secret", other, seconds=1)
+    for each in (first, second):
+        assert isinstance(each, RendezvousError)
+        assert "missing: rank 2" in str(each)
+    assert isinstance(third, AuthError)
+    assert "words of rank 0 have no seal of this job's secret" in str(third)
 
 
 def test_ranks_without_rank_0_do_not_take_an_old_answer() -> None:

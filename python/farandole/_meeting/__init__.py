@@ -15,6 +15,7 @@ carries the same words; so does a communicator of mpi4py's (_mpi_meeting.py).
     line.py         how a rank reports that it cannot reach another one, once all have met here
     errors.py       how they tell each other what is wrong
     here.py         the ranks of a host, and what they get
+    sealed.py       words with a seal, where their carrier asks nobody who they are
     rounds.py       the words of all ranks in a store of torch.distributed's
     torch_store.py  the same as above in such a store
 """

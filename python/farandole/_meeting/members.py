@@ -17,11 +17,12 @@ from farandole._tables import in_runs
 _ALWAYS = {"rank": int, "size": int, "pid": int, "host": str, "among": str}
 _PERHAPS = {
     "version": str, "python": str, "wire": dict, "split": str, "settings": dict, "agree": str,
-    "identity": str, "job": str, "named": str, "knows": str, "failed": dict, "cpus": list,
-    "addresses": str, "world": str, "secret": str, "tuning": str, "post": dict,
+    "identity": str, "job": str, "named": str, "failed": dict, "cpus": list, "number": str,
+    "addresses": str, "world": str, "key": str, "secrets": list, "tuning": str, "post": dict,
+    "boot": str, "threads": str, "of MPI": bool,
 }  # fmt: skip
 _MOST = 2**31
-_HEXADECIMAL = ("addresses", "world", "secret")
+_HEXADECIMAL = ("addresses", "world", "key")
 
 
 def checked(words: Any) -> Words:
@@ -32,8 +33,10 @@ def checked(words: Any) -> Words:
     for name, kind in (_ALWAYS | {n: kind for n, kind in _PERHAPS.items() if n in words}).items():
         if not isinstance(whole.get(name), kind):
             raise ValueError(f"no words of a rank: {name}")
-    for name in _HEXADECIMAL:
-        bytes.fromhex(words.get(name, ""))
+    for digits in [*(words.get(name, "") for name in _HEXADECIMAL), *words.get("secrets", [])]:
+        if not isinstance(digits, str):
+            raise ValueError("no words of a rank: its secrets")
+        bytes.fromhex(digits)
     numbers = [whole[name] for name in ("rank", "size", "pid")] + words.get("cpus", [])
     if not all(isinstance(number, int) and abs(number) < _MOST for number in numbers):
         raise ValueError("no words of a rank: its numbers")
@@ -102,9 +105,8 @@ def _of_the_job(words: Words) -> _Facts:
     yield "a world of", words["size"]
     yield "FARANDOLE_SPLIT_HOSTS", words.get("split")
     yield "agree", words.get("agree")
-    for what, name in (("the secret of its job", "knows"), ("the job", "named")):
-        if words.get(name):
-            yield what, words[name]
+    if words.get("named"):
+        yield "the job", words["named"]
 
 
 def _other_settings(table: list[Words]) -> Error | None:

@@ -4,21 +4,22 @@ A store of torchrun's outlives the processes of a round, and nothing that all ra
 round from the next: each agent counts its own restarts. So rank 0 opens a round under a random
 number. The others write their words under it, each with a random number of its own. An answer
 counts for a rank only if it repeats that rank's number. Whatever else is there is of the past.
+All of it is sealed (sealed.py).
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from farandole import _json
-from farandole._core import Error, RendezvousError
+from farandole._core import AuthError, Error, RendezvousError
+from farandole._meeting.connection import POLITE
 from farandole._meeting.errors import Words, error_in, told_of
 from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Reminder
 from farandole._meeting.members import checked
+from farandole._meeting.sealed import opened, sealed
 from farandole._tables import listed
 
 _PAUSE = 0.01  # seconds between two looks at the store
@@ -33,9 +34,27 @@ class KeyValueStore(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
+class SealedStore:
+    """A store in which ranks know what others of their job have set."""
+
+    def __init__(self, store: KeyValueStore, secret: bytes) -> None:
+        self._store = store
+        self._secret = secret
+
+    def set(self, key: str, words: Any) -> None:
+        self._store.set(key, sealed(self._secret, key, words))
+
+    def find(self, key: str, rank: int | None) -> Any:
+        """What that rank, or any, has set there; None where there is nothing. Raises AuthError."""
+        if not self._store.check([key]):
+            return None
+        return opened(self._secret, key, self._store.get(key), rank)
+
+
 class Round(NamedTuple):
     """The result of meet_in()."""
 
+    store: SealedStore
     key: str  # what belongs to this round in the store begins like this
     table: list[Words]  # by rank
 
@@ -48,10 +67,11 @@ def meet_in(store: KeyValueStore, name: str, meeting: Meeting, mine: Words, chec
         Error: what ``check`` says.
     """
     mine = mine | {"number": secrets.token_hex(8)}
+    its = SealedStore(store, meeting.secret)
     try:
         if meeting.rank == 0:
-            return _Leader(store, name, meeting, mine, check).gather()
-        return _follow(store, name, meeting, mine)
+            return _Leader(its, name, meeting, mine, check).gather()
+        return _follow(its, name, meeting, mine)
     except (RuntimeError, OSError, ValueError) as error:  # torch's DistStoreError is the first
         if isinstance(error, Error):
             raise
@@ -64,7 +84,7 @@ class _Leader:
     """Rank 0's part."""
 
     def __init__(
-        self, store: KeyValueStore, name: str, meeting: Meeting, mine: Words, check: Check
+        self, store: SealedStore, name: str, meeting: Meeting, mine: Words, check: Check
     ) -> None:
         self._store = store
         self._meeting = meeting
@@ -86,7 +106,7 @@ class _Leader:
             self._refuse(refusal)
             raise error_in(refusal) from error  # in the words of all
         self._answer(None)
-        return Round(self._key, table)
+        return Round(self._store, self._key, table)
 
     def _receive(self) -> None:
         reminder = Reminder(self._meeting)
@@ -109,9 +129,11 @@ class _Leader:
         """The missing ranks whose words are there now. Sleeps as long as this took, so that the
         store has time for others."""
         began = time.monotonic()
-        came = [rank for rank in missing if self._store.check([f"{self._key}/{rank}"])]
-        for rank in came:
-            self._words[rank] = checked(_json.read(self._store.get(f"{self._key}/{rank}")))
+        came = []
+        for rank in missing:
+            if (words := self._store.find(f"{self._key}/{rank}", rank)) is not None:
+                self._words[rank] = checked(words)
+                came.append(rank)
         if not came:
             time.sleep(max(_PAUSE, time.monotonic() - began))
         return came
@@ -125,7 +147,7 @@ class _Leader:
         """All of it once, then to each rank its own number: a rank reads no more of a round that is
         of the past."""
         table = [self._words[rank] for rank in sorted(self._words)]
-        self._store.set(self._key, json.dumps({"refused": refusal, "ranks": table}))
+        self._store.set(self._key, {"refused": refusal, "ranks": table})
         for words in table:
             self._store.set(_answer_of(self._key, words["rank"]), words["number"])
 
@@ -138,22 +160,28 @@ class _Leader:
                 self._answer(refusal)
 
 
-def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> Round:
+def _follow(store: SealedStore, name: str, meeting: Meeting, mine: Words) -> Round:
     """The part of the others."""
     key = ""
     reminder = Reminder(meeting)
     until = meeting.until + GRACE
+    polite = time.monotonic() + POLITE  # meanwhile it may find what is of the past
     pause = _PAUSE * max(1.0, len(meeting.ranks) / _RANKS_OF_A_PAUSE)
     while True:
         # Before the look for an answer: rank 0 answers in this round before it opens another one.
-        newest = f"{name}/{_text(store, _round_of(name))}"
+        newest = ""
+        try:
+            newest = f"{name}/{store.find(_round_of(name), 0) or ''}"
+        except AuthError:
+            if time.monotonic() >= polite:
+                raise
         if key and (answer := _answer_to(store, key, mine)) is not None:
             if answer["refused"]:
                 raise error_in(answer["refused"])
-            return Round(key, answer["ranks"])
-        if newest != key and newest != f"{name}/":
+            return Round(store, key, answer["ranks"])
+        if newest not in (key, f"{name}/", ""):
             key = newest
-            store.set(f"{key}/{meeting.rank}", json.dumps(mine))
+            store.set(f"{key}/{meeting.rank}", mine)
             continue
         said = "has opened no round" if not key else "has not answered"
         why = f"rank 0 {said} in torch.distributed's store"
@@ -166,23 +194,17 @@ def _follow(store: KeyValueStore, name: str, meeting: Meeting, mine: Words) -> R
         time.sleep(pause)
 
 
-def _answer_to(store: KeyValueStore, key: str, mine: Words) -> Words | None:
-    if _text(store, _answer_of(key, mine["rank"])) != mine["number"]:
+def _answer_to(store: SealedStore, key: str, mine: Words) -> Words | None:
+    if store.find(_answer_of(key, mine["rank"]), 0) != mine["number"]:
         return None
-    return answer_in(store.get(key))
+    return checked_answer(store.find(key, 0))
 
 
-def answer_in(text: bytes) -> Words:
+def checked_answer(answer: Any) -> Words:
     """Rank 0's answer. Raises ValueError for what no rank 0 says."""
-    answer = _json.read(text)
     if not isinstance(answer, dict) or not isinstance(answer.get("ranks"), list):
         raise ValueError("no answer of rank 0")
     return {"refused": answer.get("refused"), "ranks": [checked(each) for each in answer["ranks"]]}
-
-
-def _text(store: KeyValueStore, key: str) -> str:
-    """The key's value; empty where there is none."""
-    return store.get(key).decode() if store.check([key]) else ""
 
 
 def _round_of(name: str) -> str:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
-from farandole import _json
 from farandole._core import Error, RendezvousError
 from farandole._meeting.connection import LOOK
 from farandole._meeting.errors import Words, could_not_meet, error_in, told_of
 from farandole._meeting.line import Look, is_silent
 from farandole._meeting.meeting import GRACE, Check, Meeting, Met, Reminder
 from farandole._meeting.places import MasterPort
-from farandole._meeting.rounds import KeyValueStore, meet_in
+from farandole._meeting.rounds import KeyValueStore, Round, meet_in
 
 _PAUSE = 0.01
 
@@ -31,9 +30,9 @@ def exchange_in(
     Raises:
         RendezvousError: ranks are missing at the deadline, or ``check`` refuses.
     """
-    key, table = meet_in(store, name, meeting, mine, check)
+    found = meet_in(store, name, meeting, mine, check)
     until = meeting.until + (GRACE if meeting.rank == 0 else 2 * GRACE)  # rank 0 says who is late
-    return Met(table, InStore(store, key, mine, len(table), until))
+    return Met(found.table, InStore(found, mine, until))
 
 
 @contextmanager
@@ -79,21 +78,19 @@ def torchruns(meeting: Meeting, place: MasterPort) -> KeyValueStore | None:
 class InStore:
     """The line (line.py) in a store, where all of them look."""
 
-    def __init__(
-        self, store: KeyValueStore, name: str, mine: Words, size: int, until: float
-    ) -> None:
-        self._store = store
-        self._name = name
+    def __init__(self, found: Round, mine: Words, until: float) -> None:
+        self._store = found.store
+        self._name = found.key
         self._mine = mine
         self._rank: int = mine["rank"]
-        self._ranks = range(1, size) if self._rank == 0 else range(0)
+        self._ranks = range(1, len(found.table)) if self._rank == 0 else range(0)
         self._until = until
         self._over = False
 
     def look(self) -> None:
-        if not self._over and self._is_set("failed"):
+        if not self._over and (why := self._find("failed")) is not None:
             self._over = True
-            raise error_in(_json.read(self._store.get(f"{self._name}/failed")))
+            raise error_in(why)
 
     def fail(self, why: BaseException) -> Error:
         error = could_not_meet(self._mine, why)
@@ -103,16 +100,16 @@ class InStore:
     def _tell(self, why: Error) -> None:
         if not self._over:
             self._over = True
-            self._set("failed", json.dumps(told_of(why)))
+            self._set("failed", told_of(why))
 
     def end(self, look: Look = lambda: None) -> None:
-        missing = [f"met/{r}" for r in self._ranks] or ["met"]
+        missing = {f"met/{r}": r for r in self._ranks} or {"met": 0}
         self._set(f"met/{self._rank}", "")
-        while missing := [key for key in missing if not self._is_set(key)]:
+        while missing := {key: r for key, r in missing.items() if self._find(key, r) is None}:
             self.look()
             look()
             if time.monotonic() >= self._until:
-                why = is_silent([r for r in self._ranks if f"met/{r}" in missing] or [0])
+                why = is_silent(list(missing.values()))
                 self._tell(why)
                 raise why
             time.sleep(_PAUSE)
@@ -120,11 +117,21 @@ class InStore:
             self._set("met", "")
         self._over = True
 
-    def _is_set(self, key: str) -> bool:
-        with suppress(RuntimeError):  # the store is gone, and with it what was said there
-            return self._store.check([f"{self._name}/{key}"])
-        return False
+    def _find(self, key: str, rank: int | None = None) -> Any:
+        with _gone():
+            return self._store.find(f"{self._name}/{key}", rank)
+        return None
 
-    def _set(self, key: str, value: str) -> None:
-        with suppress(RuntimeError):
-            self._store.set(f"{self._name}/{key}", value)
+    def _set(self, key: str, words: Any) -> None:
+        with _gone():
+            self._store.set(f"{self._name}/{key}", words)
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    """The store may be gone, and with it what was said there."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, Error):
+            raise
