@@ -53,8 +53,9 @@ PYBIND = re.compile(r"pybind11/")
 PYTHON_LAYERS = [
     "_core _json",
     "_datagrams _host_parts _interfaces _launchers _progress _tables _words typing",
-    "_listening _meeting _mpi_words _place _plan_size _secret",
-    "_elastic _mpi _mpi_roll",
+    "_listening _meeting _place _plan_size _secret",
+    "_elastic _mpi _mpi_words",
+    "_mpi_roll",
     "_mpi_meeting",
     "_arguments _errors _limits _numerics _one_world _plan _watch",
     "_endings _hosts _trace cuda",
