@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/libcrypto.h"
 #include "base/log.h"
 #include "base/quiet_thread.h"
 
@@ -71,6 +72,7 @@ TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, std::vector<Fd> lis
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(make_event_fd()),
       news_(make_event_fd()) {
+  libcrypto();  // where there is none, this says so here, and not in the door's thread
   for (const Fd& listener : listeners_) {
     const TcpAddress::Bytes bytes = TcpAddress::of_listener(listener.get()).bytes();
     addresses_.insert(addresses_.end(), bytes.begin(), bytes.end());

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import socket
 import sys
 import time
@@ -28,6 +29,7 @@ from test_tcp import (
 )
 
 import farandole as fd
+import harness
 from farandole import _core, _hosts, _interfaces, _listening
 from harness import World, split
 
@@ -81,6 +83,27 @@ def without_hashlib() -> float:
 
 def test_the_core_takes_the_openssl_of_the_host_where_python_has_none(spawn: Spawn) -> None:
     assert spawn(2, env=split("1,1")).run(without_hashlib) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("secret", ["given", "made by the ranks"])
+def test_without_openssl_all_ranks_say_what_to_install(tmp_path: Path, secret: str) -> None:
+    """Neither Python nor this host has it: under its names there is another library."""
+    other = next(line for line in Path("/proc/self/maps").read_text().split() if "/libm.so" in line)
+    for name in ("libcrypto.so.3", "libcrypto.so.1.1"):
+        shutil.copy(other, tmp_path / name)
+    env = split("1,1")
+    if secret != "given":
+        env |= {"FARANDOLE_SECRET_FILE": None, "FARANDOLE_INSECURE": "1"}
+    nursery = harness.Nursery(LD_LIBRARY_PATH=str(tmp_path))
+    try:
+        with World(2, nursery, env=env) as world:
+            world.start(fd.init)
+            for o in world.outcomes():
+                assert o.error == "ResourceError", o.trace
+                assert "OpenSSL's libcrypto is not found on this host" in o.text
+                assert "install OpenSSL 1.1.1 or newer" in o.text
+    finally:
+        nursery.close()
 
 
 def sum_of_ranks() -> tuple[int, float]:
