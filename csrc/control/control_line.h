@@ -38,8 +38,9 @@ class ControlLine {
   int socket() const { return socket_.get(); }
 
   void send(FrameWriter frame);
-  /// For another end of which nothing is read any more: it says no more what it has taken.
-  void keep_no_more() { kept_.clear(), keeps_ = false; }
+  /// For another end of which nothing is read any more: it says no more what it has taken, or that
+  /// it has begun. What is sent from now on goes all the same.
+  void keep_no_more() { kept_.clear(), keeps_ = false, resumed_ = true; }
   /// As far as the kernel takes it. False: the connection is broken.
   bool flush();
   bool has_unsent() const { return !outgoing_.empty() || (!resumed_ && !kept_.empty()); }

@@ -35,21 +35,25 @@ struct Deed {
   std::function<Act()> begin;
 };
 
-/// Attacks on the third frame; one of them swaps it with the fourth.
+/// Attacks on the third frame, one of which swaps it with the fourth; and on the first, by which a
+/// connection begins.
 const std::vector<Deed>& deeds() {
-  const auto at_the_third = [](auto change) {
-    return [change]() -> Act {
-      return [change, count = 0](Frame frame) mutable -> std::vector<Frame> {
-        if (++count != 3) return {std::move(frame)};
+  const auto at_number = [](int number, auto change) {
+    return [number, change]() -> Act {
+      return [number, change, count = 0](Frame frame) mutable -> std::vector<Frame> {
+        if (++count != number) return {std::move(frame)};
         return change(std::move(frame));
       };
     };
   };
+  const auto at_the_third = [&](auto change) { return at_number(3, change); };
+  const auto changed = [](Frame frame) -> std::vector<Frame> {
+    frame[sizeof(uint32_t)] ^= std::byte{1};
+    return {frame};
+  };
   static const std::vector<Deed> all{
-      {"changes a message", at_the_third([](Frame frame) -> std::vector<Frame> {
-         frame[sizeof(uint32_t)] ^= std::byte{1};
-         return {frame};
-       })},
+      {"changes a message", at_the_third(changed)},
+      {"changes the first message", at_number(1, changed)},
       {"changes a seal", at_the_third([](Frame frame) -> std::vector<Frame> {
          frame.back() ^= std::byte{0x80};
          return {frame};
