@@ -1,6 +1,8 @@
 #include "named/launches.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "stream/gates.h"
 
@@ -38,14 +40,17 @@ void Launches::add(NamedRequest& request, const NamedSet& set, std::span<const i
     parts.back().alone = std::make_shared<Request>();
     parts.back().alone->operation = operation_of(request, p, set, extents);
   }
-  for (size_t p = 0; p < request.parts_left; ++p) {
-    round_arrays_.push_back(packable(signature, p, request));
-    round_.push_back(std::move(parts[p]));
+  round_arrays_.reserve(round_arrays_.size() + parts.size());
+  round_.reserve(round_.size() + parts.size());
+  for (OrderedPart& part : parts) {
+    round_arrays_.push_back(packable(signature, part.part, request));
+    round_.push_back(std::move(part));
   }
 }
 
 void Launches::add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& set,
                          std::span<const int64_t> extents) {
+  proxies_.reserve(proxies_.size() + 1);  // nothing may throw once it is added
   add(*request, set, extents);
   proxies_.push_back(std::move(request));
 }
@@ -59,19 +64,34 @@ void Launches::fail(Launch& launch, const Error& error) {
 
 void Launches::end_round() {
   if (round_.empty()) return;
+  std::vector<std::unique_ptr<Launch>> made;
   for (const std::vector<size_t>& tensors : plan_packs(round_arrays_, limits_))
-    waiting_.push_back(make(tensors));
+    made.push_back(make(tensors));
+  waiting_.insert(waiting_.end(), std::move_iterator(made.begin()), std::move_iterator(made.end()));
   round_.clear();
   round_arrays_.clear();
 }
 
-std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tensors) {
+std::vector<NamedRequest*> Launches::drop_round() {
+  std::vector<NamedRequest*> dropped;
+  for (const OrderedPart& part : std::exchange(round_, {})) {
+    if (part.part > 0) continue;
+    if (part.request->signature)
+      end_stand_in(part.request);
+    else
+      dropped.push_back(part.request);
+  }
+  round_arrays_.clear();
+  return dropped;
+}
+
+std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tensors) const {
   auto launch = std::make_unique<Launch>();
-  OrderedPart& first = round_[tensors.front()];
+  const OrderedPart& first = round_[tensors.front()];
   launch->set = first.set;
   for (const size_t i : tensors) launch->owners.push_back(round_[i].request);
   if (first.alone) {
-    launch->request = std::move(first.alone);
+    launch->request = first.alone;
     return launch;
   }
   launch->request = std::make_shared<Request>();
@@ -116,6 +136,9 @@ bool Launches::poll(std::vector<NamedRequest*>& finished) {
       start(launch);
     } catch (const Error& error) {
       fail(launch, error);
+    } catch (const std::exception& error) {
+      fail(launch, Error(ErrorCode::resource,
+                         "cannot begin " + launch.request->operation.name + ": " + error.what()));
     }
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
@@ -157,10 +180,14 @@ void Launches::end(Launch& launch, std::vector<NamedRequest*>& finished) {
     if (launch.request->error && !request->error) request->error = launch.request->error;
     if (--request->parts_left > 0) continue;
     if (request->signature)
-      std::erase_if(proxies_, [&](const auto& mine) { return mine.get() == request; });
+      end_stand_in(request);
     else
       finished.push_back(request);
   }
+}
+
+void Launches::end_stand_in(const NamedRequest* request) {
+  std::erase_if(proxies_, [&](const auto& mine) { return mine.get() == request; });
 }
 
 }  // namespace farandole

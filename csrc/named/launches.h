@@ -28,8 +28,11 @@ class Launches {
   void add(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
   void add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& set,
                  std::span<const int64_t> extents);
-  /// Plans the operations added since the last call together: they were ordered together.
+  /// Plans the operations added since the last call together: they were ordered together. A call
+  /// that throws plans nothing.
   void end_round();
+  /// Forgets those that were added since, for which no order holds any more; stand-ins end.
+  std::vector<NamedRequest*> drop_round();
 
   /// Moves everything on by a bounded piece; true if anything moved. Requests that have ended are
   /// appended to `finished`.
@@ -50,7 +53,8 @@ class Launches {
     std::shared_ptr<Pack> pack;  // of more than one tensor
   };
 
-  std::unique_ptr<Launch> make(const std::vector<size_t>& tensors);
+  std::unique_ptr<Launch> make(const std::vector<size_t>& tensors) const;
+  void end_stand_in(const NamedRequest* request);
   static void fail(Launch& launch, const Error& error);
   bool prepare(Launch& launch, size_t& budget);
   void start(Launch& launch);

@@ -86,8 +86,8 @@ class Participant {
  private:
   void put_ready(WireWriter& to);
   bool put_offers(WireWriter& to);
-  Name* look_for(const Reference& reference, bool decided);
-  Name* referred(const Reference& reference);
+  Name* look_for(const Reference& reference);
+  Name* decided(const Reference& reference);
   void decide_runs(WireReader& from, std::vector<Decision>& decisions);
   void decide_agreed(WireReader& from, std::vector<Decision>& decisions);
   void forget(WireReader& from, std::vector<Decision>& decisions);

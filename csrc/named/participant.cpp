@@ -92,13 +92,12 @@ void Participant::decide(Ordered tag, WireReader& from, std::vector<Decision>& d
   } else if (tag == Ordered::refused) {
     decision.what = Decision::What::refuse;
     const auto ordered = get_message<OrderedRefused>(from);
-    decision.name = referred(ordered.reference);
-    decision.name->state = Name::State::resting;  // an id means what it meant
+    decision.name = decided(ordered.reference);  // an id means what it meant
     more.error.push_back(farandole::decode(ordered.error));
   } else if (tag == Ordered::late) {
     decision.what = Decision::What::late;
     auto ordered = get_message<OrderedLate>(from);
-    decision.name = look_for(ordered.reference, false);
+    decision.name = look_for(ordered.reference);
     more.ranks = std::move(ordered.ranks);
     if (decision.name == nullptr) return;  // it has been decided since
   } else {
@@ -108,21 +107,21 @@ void Participant::decide(Ordered tag, WireReader& from, std::vector<Decision>& d
   decisions.push_back(std::move(decision));
 }
 
-/// The name that a reference means; null when nothing was offered so. `decided`: it is no offer
-/// any more.
-Name* Participant::look_for(const Reference& reference, bool decided) {
+/// The name that a reference means; null when nothing was offered so.
+Name* Participant::look_for(const Reference& reference) {
   const uint32_t which = reference.which;
   if (reference.by_id) return which < by_id_.size() ? by_id_[which] : nullptr;
   const auto found = by_number_.find(which);
-  if (found == by_number_.end()) return nullptr;
-  Name* name = found->second;
-  if (decided) by_number_.erase(found);
-  return name;
+  return found == by_number_.end() ? nullptr : found->second;
 }
 
-Name* Participant::referred(const Reference& reference) {
-  Name* name = look_for(reference, true);
-  if (name == nullptr) WireReader::malformed("an order of what was not offered");
+/// The same, which is no offer any more: an offer is decided once.
+Name* Participant::decided(const Reference& reference) {
+  Name* name = look_for(reference);
+  if (name == nullptr || name->state != Name::State::offered)
+    WireReader::malformed("an order of what was not offered");
+  if (!reference.by_id) by_number_.erase(reference.which);
+  name->state = Name::State::resting;
   return name;
 }
 
@@ -130,25 +129,25 @@ void Participant::decide_runs(WireReader& from, std::vector<Decision>& decisions
   const std::vector<uint32_t> runs = get_message<OrderedRuns>(from).runs;
   for (size_t i = 0; i + 1 < runs.size(); i += 2)
     for (uint32_t id = runs[i]; id - runs[i] < runs[i + 1]; ++id) {
-      if (id >= by_id_.size() || by_id_[id] == nullptr)
-        WireReader::malformed("id " + std::to_string(id) + " is unknown");
-      by_id_[id]->state = Name::State::resting;
-      decisions.push_back({.what = Decision::What::run, .name = by_id_[id]});
+      Name* const name = decided({.by_id = true, .which = id});
+      if (!name->agreed) WireReader::malformed("id " + std::to_string(id) + ", offered in full");
+      decisions.push_back({.what = Decision::What::run, .name = name});
     }
 }
 
 void Participant::decide_agreed(WireReader& from, std::vector<Decision>& decisions) {
   auto ordered = get_message<OrderedAgreed>(from);
-  Name* name = referred(ordered.reference);
+  Name* name = decided(ordered.reference);
   const uint32_t id = ordered.id;
   Decision decision{.what = Decision::What::run, .name = name};
   decision.more = std::make_unique<Decision::More>();
   decision.more->extents = std::move(ordered.extents);
   decision.more->once = id == kNoId;
-  name->state = Name::State::resting;
   if (id != kNoId) {
     if (id > kMostIds) WireReader::malformed("id " + std::to_string(id));
     if (id >= by_id_.size()) by_id_.resize(id + 1, nullptr);
+    if (by_id_[id] != nullptr && by_id_[id] != name)
+      WireReader::malformed("id " + std::to_string(id) + ", which another name has");
     by_id_[id] = name;
     name->id = id;
     name->agreed = true;

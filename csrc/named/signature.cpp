@@ -178,10 +178,14 @@ void check_signature(const Signature& t, const std::vector<int>& members) {
   if (rows != t.tensors[0].shape[0]) WireReader::malformed("splits that are not all rows");
 }
 
-void check_extents(const Signature& t, size_t members, std::span<const int64_t> extents) {
+void check_extents(const Signature& t, size_t members, std::span<const int64_t> extents, int member,
+                   std::span<const int64_t> own) {
   const size_t each = extents_count(t, members);
   if (extents.size() != each * members)
     WireReader::malformed(std::to_string(extents.size()) + " extents of " + t.title());
+  for (size_t i = 0; i < each; ++i)
+    if (extents[static_cast<size_t>(member) * each + i] != (own.empty() ? 0 : own[i]))
+      WireReader::malformed("other extents of " + t.title() + " than this rank has given");
   for (size_t i = 0; i < each; ++i) {  // of one tensor, or of what one member gets
     const TensorSignature& tensor = t.tensors[gathers(t) ? i : 0];
     int64_t rows = 0;

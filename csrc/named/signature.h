@@ -51,7 +51,9 @@ size_t extents_count(const Signature& signature, size_t members);
 
 /// Accept what `check` of named/request.h accepts, for data from another rank. Throw Malformed.
 void check_signature(const Signature& signature, const std::vector<int>& members);
-void check_extents(const Signature& signature, size_t members, std::span<const int64_t> extents);
+/// `member`: this rank, in the set; `own`: its extents, all 0 if there are none (a stand-in's).
+void check_extents(const Signature& signature, size_t members, std::span<const int64_t> extents,
+                   int member, std::span<const int64_t> own);
 
 /// Why the members' signatures cannot be one operation, in the same words for everybody; nothing
 /// when they can. A null entry: that member has joined, and takes what the others say.

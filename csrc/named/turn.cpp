@@ -26,9 +26,14 @@ bool Named::poll(TimePoint) {
   return moved;
 }
 
-/// A decision cannot be understood, or carried out: the world fails.
+/// A decision cannot be understood, or carried out: the world fails. What was ordered with it waits
+/// as before, for the end of its set.
 void Named::give_up(const Error& error) {
   decisions_.clear();
+  for (NamedRequest* const request : launches_.drop_round()) {
+    request->ordered = false;
+    ++polled_sets_[request->name->signature.set]->unordered;
+  }
   polled_sets_[0]->set.membership.detector->report(error);
 }
 
@@ -215,7 +220,7 @@ void Named::launch(Decision& d, SetState& state) {
   const NamedSet& set = state.set;
   if (d.what == Decision::What::by_proxy) {
     check_signature(d.more->signature, set.members);
-    check_extents(d.more->signature, set.members.size(), d.more->extents);
+    check_extents(d.more->signature, set.members.size(), d.more->extents, set.rank, {});
     auto request = std::make_unique<NamedRequest>();
     request->signature = std::make_unique<Signature>(std::move(d.more->signature));
     launches_.add_proxy(std::move(request), set, d.more->extents);
@@ -223,7 +228,8 @@ void Named::launch(Decision& d, SetState& state) {
   }
   NamedRequest* request = static_cast<Entry*>(d.name->owner)->request;
   if (request == nullptr) return;  // its set has failed meanwhile
-  if (d.more) check_extents(d.name->signature, set.members.size(), d.more->extents);
+  const Signature& mine = d.name->signature;
+  if (d.more) check_extents(mine, set.members.size(), d.more->extents, set.rank, extents_of(mine));
   launches_.add(*request, set, d.more && d.more->once ? d.more->extents : d.name->extents);
   request->ordered = true;
   --state.unordered;

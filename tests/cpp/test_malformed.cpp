@@ -6,6 +6,7 @@
 #include "check.h"
 #include "control/control_messages.h"
 #include "named/negotiation_messages.h"
+#include "named/negotiator.h"
 #include "stream/agreement_messages.h"
 #include "transport/segment.h"
 
@@ -106,14 +107,54 @@ TEST(signatures_of_other_ranks_are_checked_as_ones_own) {
 TEST(extents_of_other_ranks_are_checked) {
   const Signature gather = signature_by_name(Collective::all_gather, {4, 3});
   const auto refused = [&](const std::vector<int64_t>& extents) {
-    return is_malformed([&] { check_extents(gather, 2, extents); });
+    return is_malformed([&] { check_extents(gather, 2, extents, 0, extents_of(gather)); });
   };
   CHECK(!refused({4, 0}));
+  CHECK(refused({3, 1}));
+  CHECK(is_malformed([&] { check_extents(gather, 2, std::vector<int64_t>{4, 1}, 1, {}); }));
   CHECK(refused({4}));
   CHECK(refused({4, 5, 6}));
   CHECK(refused({4, -1}));
   CHECK(refused({int64_t{1} << 61, 1}));
   CHECK(refused({std::numeric_limits<int64_t>::max(), 1}));
+}
+
+TEST(an_offer_is_decided_once_and_an_id_means_one_name) {
+  Name names[2];
+  names[0].signature = signature_by_name(Collective::all_reduce, {4});
+  names[1].signature = signature_by_name(Collective::barrier, {});
+  Participant rank;
+  uint32_t number = 0;
+  std::vector<std::byte> offered;
+  const auto submit = [&](Name& name) {
+    rank.submit(name);
+    rank.take_message(offered);
+  };
+  const auto refused = [&](const auto& put) {
+    WireWriter to;
+    put_message(to, OrderedHead{1, true});
+    put(to);
+    std::vector<Decision> decisions;
+    return is_malformed([&] { rank.receive(to.take(), decisions); });
+  };
+  const auto agreed = [&](WireWriter& to) {
+    put_tagged<OrderedAgreed>(to, Reference{false, number}, 5u, std::vector<int64_t>{});
+  };
+  const auto runs = [](WireWriter& to) {
+    put_tagged<OrderedRuns>(to, std::vector<uint32_t>{5, 1});
+  };
+  submit(names[0]);
+  CHECK(!refused(agreed));
+  CHECK(refused(agreed));
+  CHECK(refused(runs));  // as long as it is at rest
+  submit(names[0]);
+  CHECK(refused([&](WireWriter& to) { runs(to), runs(to); }));
+  names[0].agreed = false;
+  submit(names[0]);
+  CHECK(refused(runs));  // of another signature than it has now
+  number = 2;
+  submit(names[1]);
+  CHECK(refused(agreed));  // id 5 is that of names[0]
 }
 
 TEST(offsets_of_other_ranks_lie_in_the_arenas) {

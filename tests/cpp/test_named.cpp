@@ -9,6 +9,7 @@
 #include "engines.h"
 #include "fold/neutral.h"
 #include "group/pack.h"
+#include "named/negotiation_messages.h"
 
 using namespace farandole;
 using testing::buffer_of;
@@ -108,7 +109,34 @@ void reduce_names(Named& named, int rank, int size, int thread, int steps) {
   }
 }
 
+/// Rank 0 of two orders "a" well, then "b" in a message that is malformed, for the rank that
+/// submits both.
+void order_wrongly(Group& world, const Deadline& until) {
+  const Connect connect = world.engine()->options().channels(
+      *world.engine(), world.membership(), stream_key(world.membership().key, kNegotiationNumber));
+  MessageLink link(connect(1, 1));
+  WireWriter order;
+  put_message(order, OrderedHead{1, true});
+  put_tagged<OrderedAgreed>(order, Reference{false, 0}, kNoId, std::vector<int64_t>{});
+  put_tagged<OrderedAgreed>(order, Reference{false, 1}, kNoId, std::vector<int64_t>{7});
+  link.send(order.take());
+  const auto failed = [&] { return world.membership().detector->failed(); };
+  while (!failed() && !until.passed(now())) link.poll();
+  CHECK(failed());
+}
+
 }  // namespace
+
+TEST(what_was_ordered_before_a_malformed_order_ends_with_it) {
+  testing::run_groups(2, ProgressMode::thread, [&](const std::shared_ptr<Group>& group) {
+    if (group->rank() == 0) return order_wrongly(*group, patience());
+    const auto named = Named::open(*group, {});
+    std::vector<int32_t> a(10, 1), b(10, 1);
+    NamedRequest* const requests[] = {submit(*named, "a", a), submit(*named, "b", b)};
+    for (NamedRequest* const request : requests)
+      CHECK_EQUAL(end_of(*named, request).find("an order of names from rank 0 is malformed"), 0U);
+  });
+}
 
 TEST(names_from_several_threads_meet_in_any_order) {
   const int steps = testing::kThreadSanitizer ? 4 : 12;

@@ -1,7 +1,9 @@
 // Ranks that agree on an order of operations by name, with messages that are damaged on their way.
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "base/wire.h"
@@ -67,6 +69,7 @@ class Ranks {
       name.agreed = false;
     }
     participants_[rank].submit(name);
+    in_flight_[rank].insert(&name);
   }
 
   /// By its number, or by that of its set, which differs between ranks now and then.
@@ -88,24 +91,31 @@ class Ranks {
     return t;
   }
 
-  /// As Named::apply takes it.
+  /// As Named::apply takes it. What is not in flight must not be decided.
   void hear(size_t rank, const Bytes& message) {
     std::vector<Decision> decisions;
     participants_[rank].receive(message, decisions);
     for (const Decision& d : decisions) {
+      const bool runs = d.what == Decision::What::run;
+      if (runs || d.what == Decision::What::refuse)
+        if (in_flight_[rank].erase(d.name) == 0) __builtin_trap();
       if (d.what == Decision::What::joined) joined_[rank] = false;
-      if (!d.more) continue;
-      if (d.what == Decision::What::by_proxy)
-        check(d.more->signature, d.more->extents);
-      else if (d.what == Decision::What::run)
-        check(d.name->signature, d.more->extents);
+      if (d.what == Decision::What::by_proxy) check(rank, d.more->signature, d.more->extents, {});
+      if (!runs) continue;
+      const Signature& mine = d.name->signature;
+      check(rank, mine, d.more && d.more->once ? d.more->extents : d.name->extents,
+            extents_of(mine));
     }
   }
 
-  void check(const Signature& signature, std::span<const int64_t> extents) const {
+  void check(size_t rank, const Signature& signature, std::span<const int64_t> extents,
+             std::span<const int64_t> own) const {
     if (signature.set >= 2) WireReader::malformed("a set");
-    check_signature(signature, sets_[signature.set]);
-    check_extents(signature, sets_[signature.set].size(), extents);
+    const std::vector<int>& members = sets_[signature.set];
+    const auto me = std::ranges::find(members, static_cast<int>(rank));
+    if (me == members.end()) WireReader::malformed("a set without this rank");
+    check_signature(signature, members);
+    check_extents(signature, members.size(), extents, static_cast<int>(me - members.begin()), own);
   }
 
   FuzzedDataProvider& input_;
@@ -113,6 +123,7 @@ class Ranks {
   Coordinator coordinator_;
   Participant participants_[kRanks];
   std::vector<std::unique_ptr<Name>> names_[kRanks];
+  std::set<const Name*> in_flight_[kRanks];
   bool joined_[kRanks] = {};
 };
 
