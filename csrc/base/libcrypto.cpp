@@ -11,7 +11,7 @@ namespace farandole {
 namespace {
 
 std::mutex mutex;
-std::optional<std::string> first;  // guarded by it
+std::optional<std::string> first_place;  // guarded by it
 
 template <typename Function>
 bool find(void* library, const char* name, Function& function) {
@@ -40,8 +40,8 @@ std::optional<Libcrypto> in(void* library) {
 
 Libcrypto looked_for() {
   const std::lock_guard lock(mutex);
-  if (first) {
-    const char* const file = first->empty() ? nullptr : first->c_str();
+  if (first_place) {
+    const char* const file = first_place->empty() ? nullptr : first_place->c_str();
     if (const auto its = in(::dlopen(file, RTLD_LAZY | RTLD_NOLOAD))) return *its;
   }
   for (const char* const file : {"libcrypto.so.3", "libcrypto.so.1.1"})
@@ -55,7 +55,7 @@ Libcrypto looked_for() {
 
 void look_for_libcrypto_in(const std::string& module) {
   const std::lock_guard lock(mutex);
-  first = module;
+  first_place = module;
 }
 
 const Libcrypto& libcrypto() {

@@ -95,7 +95,7 @@ def meet(
     first: list[dict[str, Any]] = []  # what all say before they know what the rest takes
     if pair is not None or where.is_to_be_found():
         key = "" if pair is None else pair.key
-        first = where.exchange(mine | {"boot": boot_id(), "key": key}).table
+        first = where.first_words(mine | {"boot": boot_id(), "key": key})
     with where.telling(mine):
         listeners = _listening.listen(where.of_others(first), avoid=port)
         numbers = (rank, size) if among is None else (among.rank, among.size)
@@ -104,13 +104,13 @@ def meet(
             mine |= {"world": secrets.token_hex(8), "tuning": tuning}
         if rank == 0 and pair is not None:
             secret = secrets.token_bytes(_secret.BYTES)
-            mine["secrets"] = [pair.hidden(secret, words["key"]) for words in first]
+            mine["secrets"] = [pair.hidden(secret, w.get("key", "")) for w in first]
     if ranks is not None:
         mine |= _mpi.threads()
     met = where.exchange(mine)
     if rank != 0 and pair is not None:
         with _meeting.told(met.line):
-            secret = pair.shown(met.table[0]["secrets"][rank], first[0]["key"])
+            secret = _handed_out(met.table[0].get("secrets", []), rank, pair, first[0])
     measured = _measured(met, rank, secret, listeners, ranks)  # refused by all, if at all
     if rank == 0 and is_made_here and ranks is None and measured.cross_size > 1:
         meeting.warn(_INSECURE)
@@ -142,6 +142,13 @@ class _Where:
         place = replace(place, at=_listening.receiving_at(place.address))
         return _meeting.exchange(meeting, place, mine, check)
 
+    def first_words(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """The same, before ranks meet here again."""
+        met = self.exchange(mine)
+        if self.ranks is None:
+            met.line.end(self.meeting.look)
+        return met.table
+
     @contextmanager
     def telling(self, mine: dict[str, Any]) -> Iterator[None]:
         """Tells the others of an error of the body: they need not wait for this rank. Without the
@@ -168,6 +175,15 @@ class _Where:
             return os.environ.get("MASTER_ADDR") or self.place.address
         elsewhere = (words["host"] for words in table if words["boot"] != boot_id())
         return next(elsewhere, "127.0.0.1")
+
+
+def _handed_out(
+    hidden: list[str], rank: int, pair: _secret.Pair, of_rank_0: dict[str, Any]
+) -> bytes:
+    """The secret that rank 0 has drawn."""
+    if len(hidden) <= rank or len(hidden[rank]) != 2 * _secret.BYTES:
+        raise RendezvousError(f"rank 0 has handed no secret to rank {rank}")
+    return pair.shown(hidden[rank], of_rank_0.get("key", ""))
 
 
 def started(
