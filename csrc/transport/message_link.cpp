@@ -85,7 +85,8 @@ void MessageLink::open(std::vector<std::byte>& message) {
   message.resize(body.size());
 }
 
-/// Reads at most one message, so that its reader does not ask the kernel for the next one.
+/// Reads at most one message, so that its reader does not ask the kernel for the next one. What is
+/// malformed stays where it is, and is refused again: nothing behind it can be trusted.
 bool MessageLink::read() {
   bool moved = false;
   if (length_read_ == 0 && channel_->peek(1).empty()) return false;  // fills a buffer at once
@@ -95,11 +96,10 @@ bool MessageLink::read() {
     if (count == 0) return moved;
     moved = true;
     length_read_ += count;
-    if (length_read_ < sizeof length_) continue;
-    if (length_ > kLargestMessage)
-      WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
     body_read_ = 0;
   }
+  if (length_ > kLargestMessage)
+    WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
   const size_t whole = length_ + (channel_->is_sealed() ? kTrailer : 0);
   while (body_read_ < whole) {
     // As much as has come, and as much again: a length alone takes no memory.
@@ -110,8 +110,8 @@ bool MessageLink::read() {
     moved = true;
     body_read_ += count;
   }
-  length_read_ = 0;
   open(body_);
+  length_read_ = 0;
   arrived_.push_back(std::exchange(body_, {}));
   return true;
 }
