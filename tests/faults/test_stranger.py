@@ -37,7 +37,7 @@ HERE = "127.0.0.1"
 MEETING = -1  # the door of rank 0 at MASTER_PORT; others have the numbers of their ranks
 LATE = 40.0  # seconds; all deadlines of these jobs are shorter
 PATIENCE = {"FARANDOLE_TIMEOUT": "6", "FARANDOLE_START_TIMEOUT": "8"}
-ERRORS = {"LinkError", "AuthError", "RendezvousError", "Stalled"}
+ERRORS = {"LinkError", "AuthError", "RendezvousError", "VersionMismatch", "Stalled"}
 
 
 # ---- the job ----
