@@ -79,9 +79,9 @@ void MessageLink::open(std::vector<std::byte>& message) {
   uint32_t sealed = 0;
   std::memcpy(&sealed, body.data() + body.size(), sizeof sealed);
   const auto mark = std::span(message).last<Seals::kBytes>();
-  if (sealed > body.size() ||
-      !channel_->seals()->in.opens(body.first(sealed), mark, nullptr, sealed))
-    WireReader::malformed(kBrokenSeal);
+  is_broken_ = is_broken_ || sealed > body.size() ||
+               !channel_->seals()->in.opens(body.first(sealed), mark, nullptr, sealed);
+  if (is_broken_) WireReader::malformed(kBrokenSeal);
   message.resize(body.size());
 }
 

@@ -51,6 +51,7 @@ class MessageLink {
   uint32_t length_ = 0;  // of the message that is coming
   size_t length_read_ = 0, body_read_ = 0;
   std::vector<std::byte> body_;
+  bool is_broken_ = false;  // its seal: the next message may fit the number of one left out
   std::deque<std::vector<std::byte>> arrived_;
 };
 

@@ -97,9 +97,9 @@ class Ranks {
   void run() {
     for (uint32_t sequence = 1; sequence < 4; ++sequence) {
       const bool alike = input_.ConsumeBool();
-      const Bytes data(input_.ConsumeIntegralInRange<size_t>(0, 100));
+      data_.resize(input_.ConsumeIntegralInRange<size_t>(0, 100));
       for (int r = 0; r < size_; ++r)
-        of(r).post(uint64_t{sequence} << 32 | static_cast<uint64_t>(alike ? 1 : r), data);
+        of(r).post(uint64_t{sequence} << 32 | static_cast<uint64_t>(alike ? 1 : r), data_);
       std::vector<Posts> found(agreements_.size(), Posts::waiting);
       if (!all([&](size_t r) {
             if (found[r] == Posts::waiting) found[r] = agreements_[r]->compare();
@@ -153,6 +153,7 @@ class Ranks {
   FuzzedDataProvider& input_;
   const int size_;
   AnyBoard board_;
+  Bytes data_ = Bytes(100);  // of an operation, which agreements refer to
   std::map<std::pair<int, int>, Pipe> pipes_;
   std::vector<std::unique_ptr<StreamMemory>> memories_;
   std::vector<std::unique_ptr<MessageAgreement>> agreements_;
