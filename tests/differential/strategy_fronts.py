@@ -276,6 +276,8 @@ LOOP_LEFT_OUT = {
         "optimizer=loss_scale touch=clip_sum",
     ],
     "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
+    # A replica without samples of a batch puts the states of its layers back.
+    "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
 }
 
 

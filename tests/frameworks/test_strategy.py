@@ -350,37 +350,6 @@ def a_stateful_layer_goes_on_with_the_states_of_its_replicas_samples() -> None:
 
 
 @on_ranks(2)
-def states_that_count_steps_go_on_without_samples() -> None:
-    """And those that follow samples stay, as the sample of zeros counts nowhere."""
-
-    class Stateful(keras.layers.Layer):  # type: ignore[misc, name-defined]
-        def build(self, _: Any) -> None:
-            self.steps = self.add_weight(initializer="zeros", trainable=False)
-            self.centre = self.add_weight(initializer="ones", trainable=False)
-
-        def call(self, x: Any) -> Any:
-            self.steps.assign(self.steps + 1.0)
-            self.centre.assign(0.5 * self.centre + keras.ops.mean(x))
-            return x * self.steps
-
-    strategy = mirrored()
-    for run in (strategy.run, tf.function(strategy.run)):
-        with strategy.scope():
-            layer = Stateful()
-            layer.build((1, 6))
-        dataset = tf.data.Dataset.from_tensor_slices(X[:3]).batch(2)
-        for x in strategy.experimental_distribute_dataset(dataset):  # of 2 samples, and of one
-            run(layer, args=(x,))
-        steps, centre = (float(each.value) for each in (layer.steps, layer.centre))
-        mine = X[[0, 2]] if fd.rank() == 0 else X[[1]]
-        right = 1.0
-        for row in mine:
-            right = 0.5 * right + row.mean()
-        assert steps == 2, steps
-        assert abs(centre - right) < 1e-6, (centre, right)
-
-
-@on_ranks(2)
 def a_loss_that_may_be_a_sum_is_told_of() -> None:
     """Nobody sees how a function combines samples, nor which weight a loss of pairs needs."""
 

@@ -30,9 +30,9 @@ import keras
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common import _wrapped
-from farandole.common._graph import follows_from
 from farandole.common._inside import require_inside
 from farandole.keras._exchange import Alike, AloneExchange, Exchange, times
+from farandole.keras._global.loss_kinds import follows_from
 from farandole.keras._global.steps import running
 from farandole.keras._present import present
 from farandole.keras._reduction import Reduction

@@ -12,13 +12,12 @@ has samples is a variable, which graphs read when they run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from farandole import _world
-from farandole.common._graph import follows_from
 
 
 class Presence:
@@ -28,15 +27,13 @@ class Presence:
         with tf.init_scope(), tf.device("/cpu:0"):
             self._variable = tf.Variable(True, trainable=False, name="has_samples")
         self._now = True  # the same, for what runs eagerly
-        self._samples: list[tf.Tensor] = []  # of zeros, for what runs eagerly
-        self._tape: Any = None  # which watches them
         self._in_step = False  # eagerly, of arguments that may be empty on some replica
         self.needed = _world.size() > 1  # one replica has all samples
         self.writes_alike = False  # what is written is of all replicas' samples
         self._counts_all = False  # what is reduced has nothing of the sample of zeros
 
     @contextmanager
-    def of(self, has_samples: Any, samples: Any = ()) -> Iterator[None]:
+    def of(self, has_samples: Any) -> Iterator[None]:
         """A context for a step that runs, or is traced. None: it has samples in any case."""
         if has_samples is None:
             yield
@@ -46,31 +43,11 @@ class Presence:
         if has_samples is not True:
             self._variable.assign(has_samples)
         try:
-            with nullcontext() if self._now else self._watching(samples):
-                yield
+            yield
         finally:
             self._in_step, self._now = False, True
             if has_samples is not True:
                 self._variable.assign(True)
-
-    @contextmanager
-    def _watching(self, samples: Any) -> Iterator[None]:
-        self._samples = [each for each in tf.nest.flatten(samples) if tf.is_tensor(each)]
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as self._tape:
-            self._tape.watch([each for each in self._samples if each.dtype.is_floating])
-            yield
-        self._samples, self._tape = [], None
-
-    def may_reach(self, value: Any) -> bool:
-        """Whether a value that is written may be made of a sample of zeros."""
-        tensor = tf.convert_to_tensor(value)
-        if hasattr(tensor, "graph"):
-            return not follows_from(tensor)
-        if not all(each.dtype.is_floating for each in self._samples):
-            return True  # nobody sees where whole numbers go
-        with self._tape.stop_recording():
-            flows = self._tape.gradient(tensor, self._samples)
-        return any(each is not None for each in flows)
 
     @contextmanager
     def writing_alike(self) -> Iterator[None]:

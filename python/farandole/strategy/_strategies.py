@@ -140,7 +140,7 @@ class _OneProcessAReplica(OneOfMany):
         (given, named), has_samples = filled((tuple(args), kwargs or {}))
         if has_samples is None:
             return self._run_as_given(fn, args, kwargs)
-        with extended.presence.of(has_samples, (given, named)):
+        with extended.presence.of(has_samples):
             return extended.presence.returned(self._run_as_given(fn, given, named))
 
     @as_is

@@ -16,12 +16,11 @@ NONE, ON_READ = tf.VariableAggregation.NONE, tf.VariableSynchronization.ON_READ
 
 
 def _written_by_one(own: Any, variable: Any, update: Any, value: Any, options: Any) -> Any:
-    """A write that no other replica takes part in. Whole numbers count steps, not samples, and so
-    do values that no sample reaches."""
+    """A write that no other replica takes part in. Whole numbers count steps, not samples."""
     extended = variable.distribute_strategy.extended
     presence = extended.presence
     alike = presence.writes_alike or not variable.dtype.is_floating
-    if presence.certain or alike or extended.inside_keras or not presence.may_reach(value):
+    if presence.certain or alike or extended.inside_keras:
         return own(update, value, **options)
     local = variable._get_on_device_or_primary()
     before = tf.identity(local)

@@ -15,8 +15,6 @@ from enum import Enum
 from math import prod
 from typing import Any
 
-from farandole.common._graph import DATA, WEIGHTS
-
 
 class Kind(Enum):
     MEAN = "a mean over the samples of its batch"
@@ -26,6 +24,8 @@ class Kind(Enum):
 _THROUGH = {"Identity", "Cast", "Neg"}
 _TERMS = {"AddV2", "Add", "AddN", "Sub"}
 _PRODUCTS = {"Mul", "RealDiv"}
+_WEIGHTS = {"ReadVariableOp", "VarHandleOp"}
+_DATA = {"IteratorGetNext", "Placeholder"}
 
 # These operations compute each sample, along the first dimension, from that sample alone.
 _EACH_ELEMENT = {
@@ -64,6 +64,25 @@ def compares_samples(outputs: Any) -> bool:
         return False
     of_data = _Reading({}).follows_from_data
     return all(map(of_data, op.inputs)) and op.outputs[0].shape.as_list() == [None, None]
+
+
+def follows_from(tensor: Any, given: Mapping[int, Any]) -> bool:
+    """Whether a tensor of a graph is made of the given ones, of weights and numbers alone. An array
+    may be of this process' own."""
+    if not hasattr(tensor, "graph") or hasattr(tensor, "dense_shape"):
+        return False
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        op = each.op
+        if id(each) in given or id(op) in seen or op.type in _WEIGHTS:
+            continue
+        seen.add(id(op))
+        is_number = op.type == "Const" and (each.shape.rank == 0 or each.dtype.is_integer)
+        if op.type in _DATA or not (op.inputs or is_number) or "Random" in op.type:
+            return False
+        waiting += op.inputs
+    return True
 
 
 class _Reading:
@@ -106,7 +125,7 @@ class _Reading:
         waiting = [tensor.op]
         while waiting:  # graphs are deeper than Python's stack
             op = waiting[-1]
-            inputs = [] if op.type in WEIGHTS | DATA else [each.op for each in op.inputs]
+            inputs = [] if op.type in _WEIGHTS | _DATA else [each.op for each in op.inputs]
             missing = [each for each in inputs if each not in self._of_data]
             if missing and op not in self._of_data:
                 self._of_data[op] = False  # loops end
@@ -114,7 +133,7 @@ class _Reading:
                 continue
             waiting.pop()
             self._of_data[op] = any(self._of_data[each] for each in inputs) or (
-                op.type in DATA and op.outputs[0].dtype.name != "resource"
+                op.type in _DATA and op.outputs[0].dtype.name != "resource"
             )
         return self._of_data[tensor.op]
 
@@ -142,7 +161,7 @@ def _rows_of(tensor: Any, of_data: Any) -> list[Any] | None:
     known."""
     op = tensor.op
     inputs = [each for each in op.inputs if of_data(each)]
-    if op.type in DATA:
+    if op.type in _DATA:
         return []
     if op.type in _EACH_ELEMENT:
         # An input of fewer dimensions is repeated along the first one.
