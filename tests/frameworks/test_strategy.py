@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from keras_model_cases import BATCH, CLOSE, N, X, Y, assert_close, assert_same_bits, compiled, net
 from keras_work import Late, keras
-from rank_cases import make_tests, needs, on_ranks, raises, told
+from rank_cases import checking_weights, make_tests, needs, on_ranks, raises, told
 
 import farandole as fd
 import grid
@@ -478,6 +478,28 @@ def compare_loops(how: str, epochs: int = 2) -> None:
 @on_ranks(*RANKS)
 def a_loop_of_ones_own_is_that_of_one_process() -> None:
     compare_loops("run in function")
+
+
+def differ_in_a_loop(how: str) -> None:
+    with checking_weights("1"):
+        loop = Loop(mirrored(), BATCH)
+        loop.epochs(how, 1)
+        kernel = loop.model.trainable_variables[0]
+        kernel.assign(kernel + fd.rank())
+        with pytest.raises(Exception, match="weights have come apart") as caught:
+            loop.epochs(how, 1)
+    assert kernel.path in str(caught.value)
+    assert "mended by the same assign() on every replica" in str(caught.value)
+
+
+@on_ranks(2)
+def a_loop_compares_weights() -> None:
+    differ_in_a_loop("run in function")
+
+
+@on_ranks(2)
+def a_loop_compares_weights_eagerly() -> None:
+    differ_in_a_loop("run")
 
 
 @on_ranks(2)

@@ -15,6 +15,7 @@ from farandole.tensorflow._calls import DTYPES as SENT
 from farandole.tensorflow._calls import Request, run, tensor_from
 from farandole.tensorflow._graph import refused
 from farandole.tensorflow._reduction import Reduction
+from farandole.tensorflow._weights import Compared
 from farandole.tensorflow.compression import Compression
 
 __all__ = ["MEAN", "SENT", "SUM", "from_replica_0", "gather", "op_of", "packed", "reduce_all"]
@@ -53,17 +54,26 @@ def reduce_all(reduce_op: Any, values: Sequence[Any], packs: Any = 0) -> list[An
             Average if mean else Sum, 1.0, Compression.none, False, global_process_set,
             groups=packs or None, label="values of replicas",
         )  # fmt: skip
-        names = [*_gradients, *(f"value {i}" for i in range(len(_gradients), len(values)))]
-        return reduction.reduce(values, values, names, finite=bool(_gradients))
+        called = [f"value {i}" for i in range(len(values))]
+        if not _gradients:
+            return reduction.reduce(values, values, called)
+        [(names, variables, finite)] = _gradients
+        weights = Compared(reduction.label, global_process_set, variables, names, ALIKE)
+        names = [*names, *called[len(names) :]]
+        return reduction.reduce(values, values, names, weights, finite=finite)
 
 
-_gradients: list[str] = []
+ALIKE = "the same assign() on every replica"
+_gradients: list[tuple[Sequence[str], Sequence[Any], bool]] = []  # one at most
 
 
 @contextmanager
-def gradients_of(names: Sequence[str]) -> Iterator[None]:
-    """A context in which `reduce_all` reduces gradients of these variables, which a step uses."""
-    _gradients[:] = names
+def gradients_of(
+    names: Sequence[str], variables: Sequence[Any], *, finite: bool = True
+) -> Iterator[None]:
+    """A context in which `reduce_all` reduces gradients of these variables, which a step uses, and
+    compares their values. `finite`: whether the gradients have to be."""
+    _gradients[:] = [(names, variables, finite)]
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -141,9 +141,9 @@ def _summed(optimizer: Any, gradients: list[Any], variables: Any) -> list[Any]:
     ]
     if there:
         context = tf.distribute.get_replica_context()
-        names = names_of([variables[i] for i in there])
-        looked = hasattr(optimizer, "inner_optimizer")  # scales losses, looks for infinities itself
-        with nullcontext() if looked else gradients_of(names):
+        those = [variables[i] for i in there]
+        looks = hasattr(optimizer, "inner_optimizer")  # scales losses, looks for infinities itself
+        with gradients_of(names_of(those), those, finite=not looks):
             reduced = context.all_reduce(SUM, [gradients[i] for i in there])
         for i, each in zip(there, reduced, strict=True):
             gradients[i] = each
@@ -155,8 +155,8 @@ def _looked(optimizer: Any, variables: Sequence[Any], pairs: Any) -> Any:
     which TensorFlow's in `pairs` have not."""
     pairs = list(pairs)
     paths = {id(raw(each)): name for each, name in zip(variables, names_of(variables), strict=True)}
-    names = [paths[id(variable)] for gradient, variable in pairs if gradient is not None]
-    with gradients_of(names):
+    those = [variable for gradient, variable in pairs if gradient is not None]
+    with gradients_of([paths[id(variable)] for variable in those], those):
         return getattr(type(optimizer), _REDUCE)(optimizer, pairs)
 
 
