@@ -34,7 +34,7 @@ struct Lines {
   void lose_connection() {
     for (ControlLine& end : ends) end.close();
   }
-  void ask(size_t who) { ends[who].send(frame_of<QuestionMessage>(asked[who]++)); }
+  void ask(size_t who) { ends[who].send(frame_of<QuestionMessage>(asked[who]++, 0)); }
   void beat(size_t who) { ends[who].send(frame_of<BeatMessage>(ends[who].taken())); }
   /// Takes the messages that have arrived, with at most `most` reads of the socket.
   void read(size_t who, int most = 100) {
