@@ -397,10 +397,14 @@ class Changing(Store):
         super().set(key, self._change(value) if key.endswith(self._end) else value)
 
 
-def all_in(store: Store, *secrets: bytes, seconds: float = 20) -> list[BaseException | None]:
-    """How it ends on each rank, also that all are connected."""
+def all_in(
+    store: Store, *secrets: bytes, seconds: float = 20, late: int = -1
+) -> list[BaseException | None]:
+    """How it ends on each rank, also that all are connected. One rank may come late."""
 
     def come(rank: int, secret: bytes) -> None:
+        if rank == late:
+            time.sleep(1)
         meeting = meeting_of(rank, len(secrets), seconds, secret=secret)
         mine = words_of(rank, key=f"{rank:02x}")
         found = _meeting.exchange_in(store, "job", meeting, mine, odd)
@@ -431,6 +435,14 @@ def test_no_word_in_a_store_can_be_changed(what: str, monkeypatch: pytest.Monkey
     last = what == "that all have"  # which rank 0 says once it knows it
     assert all(isinstance(each, Error) for each in ends[last:]), ends
     assert any("no seal of this job's secret" in str(each) for each in ends), ends
+
+
+def test_who_comes_behind_words_that_were_changed_is_told_of_them() -> None:
+    store = Changing("/1", lambda value: value[:-1] + ("1" if value[-1] == "0" else "0"))
+    first, _, late = all_in(store, *[b"secret"] * 3, seconds=5, late=2)
+    for each in (first, late):
+        assert isinstance(each, AuthError), each
+        assert "words of rank 1 have no seal of this job's secret" in str(each)
 
 
 def test_words_of_one_place_in_a_store_fit_no_other() -> None:

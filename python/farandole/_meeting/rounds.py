@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -92,6 +93,7 @@ class _Leader:
         self._mine = mine
         self._key = f"{name}/{mine['number']}"
         self._words = {0: mine}
+        self._unproved: set[int] = set()  # ranks whose words somebody else may have written
         store.set(_round_of(name), mine["number"])
 
     def gather(self) -> Round:
@@ -123,7 +125,8 @@ class _Leader:
                 self._look_at(self._words[rank])
 
     def _missing(self) -> list[int]:
-        return [rank for rank in self._meeting.ranks if rank not in self._words]
+        known = self._words.keys() | self._unproved
+        return [rank for rank in self._meeting.ranks if rank not in known]
 
     def _arrivals(self, missing: list[int]) -> list[int]:
         """The missing ranks whose words are there now. Sleeps as long as this took, so that the
@@ -131,7 +134,12 @@ class _Leader:
         began = time.monotonic()
         came = []
         for rank in missing:
-            if (words := self._store.find(f"{self._key}/{rank}", rank)) is not None:
+            try:
+                words = self._store.find(f"{self._key}/{rank}", rank)
+            except AuthError:
+                self._unproved.add(rank)
+                raise
+            if words is not None:
                 self._words[rank] = checked(words)
                 came.append(rank)
         if not came:
@@ -156,8 +164,9 @@ class _Leader:
         self._answer(refusal)
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
         while (missing := self._missing()) and time.monotonic() < until:
-            if self._arrivals(missing):
-                self._answer(refusal)
+            with suppress(AuthError):  # the first one was told
+                if self._arrivals(missing):
+                    self._answer(refusal)
 
 
 def _follow(store: SealedStore, name: str, meeting: Meeting, mine: Words) -> Round:
