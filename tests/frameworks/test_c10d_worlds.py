@@ -119,6 +119,23 @@ def destroys(late: str) -> None:
     dist.destroy_process_group()
 
 
+def ends_by_an_exception() -> None:
+    """The last rank destroys all groups while it handles one; the others wait for it."""
+    import torch
+
+    import farandole as fd
+
+    dist = begin()
+    try:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise ValueError("bad sample")
+        with pytest.raises(fd.RemoteError) as caught:
+            dist.all_reduce(torch.ones(3))
+        assert "ValueError: bad sample" in str(caught.value)
+    except ValueError:
+        dist.destroy_process_group()
+
+
 def backward_of(group: Any) -> None:
     import torch
     import torch.distributed as dist
@@ -219,6 +236,13 @@ def test_a_group_that_one_rank_has_destroyed(
 ) -> None:
     env = split(parts.format(size - 1)) if parts else {}
     spawn(size, "torch", env=env).run(destroys, late)
+
+
+@pytest.mark.parametrize("parts", [None, "2,1"])
+def test_an_exception_comes_before_the_groups_that_it_closes(
+    spawn: Spawn, parts: str | None
+) -> None:
+    spawn(3, "torch", env=split(parts) if parts else {}).run(ends_by_an_exception)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from farandole import _core, _hosts, _meeting, _world
+from farandole import _core, _endings, _hosts, _meeting, _world
 from farandole._core import RendezvousError
 from farandole._tables import listed
 from farandole._world import Group
@@ -123,11 +123,16 @@ class Membership:
 
     def leave(self) -> None:
         """Called once. Where ``farandole.init()`` made the world, it stays."""
+        entered = self._world is Membership._entered
+        is_last = entered and Membership._members == 1
+        if is_last and _world._state.group is self._world and not _core.in_child():
+            # An exception that is handled now is the cause, and comes before what follows from it.
+            _endings.tell_leaving(self._world, _world._state.handled)
         del self.group
-        if self._world is not Membership._entered:
+        if not entered:
             return
         Membership._members -= 1
-        if Membership._members == 0:
+        if is_last:
             Membership._entered = None
             if _world._state.group is self._world:
                 _world.shutdown()
