@@ -90,8 +90,9 @@ def meet(
     where = _Where(meeting, _meeting.MasterPort(address, port), job, store, ranks)
     with where.telling(mine):
         secret, is_made_here = _secret.find(may_be_made=ranks is not None)
-        pair = _secret.Pair() if is_made_here else None
     where = replace(where, meeting=replace(meeting, secret=secret))
+    with where.telling(mine):  # with what proves who says it
+        pair = _secret.Pair() if is_made_here else None
     first: list[dict[str, Any]] = []  # what all say before they know what the rest takes
     if pair is not None or where.is_to_be_found():
         key = "" if pair is None else pair.key

@@ -30,7 +30,7 @@ from test_tcp import (
 
 import farandole as fd
 import harness
-from farandole import _core, _hosts, _interfaces, _listening
+from farandole import _core, _hosts, _interfaces, _listening, _secret
 from harness import World, split
 
 Spawn = Callable[..., World]
@@ -104,6 +104,24 @@ def test_without_openssl_all_ranks_say_what_to_install(tmp_path: Path, secret: s
                 assert "install OpenSSL 1.1.1 or newer" in o.text
     finally:
         nursery.close()
+
+
+def rank_1_has_none() -> None:
+    if os.environ["RANK"] == "1":
+
+        def lacking() -> None:
+            raise fd.ResourceError("OpenSSL's libcrypto is not found on this host")
+
+        _secret.show_libcrypto = lacking  # type: ignore[assignment]
+    fd.init()
+
+
+def test_one_host_without_openssl_tells_all_ranks(spawn: Spawn) -> None:
+    env = split("1,1") | {"FARANDOLE_SECRET_FILE": None, "FARANDOLE_INSECURE": "1"}
+    world = spawn(2, env=env | {"FARANDOLE_START_TIMEOUT": "20"})
+    world.start(rank_1_has_none)
+    for o in world.outcomes():
+        assert "OpenSSL's libcrypto is not found on this host" in o.text, o.trace
 
 
 def sum_of_ranks() -> tuple[int, float]:
