@@ -14,7 +14,9 @@ namespace {
 
 /// Longer than anything that a link gathers before it sends it on.
 constexpr uint64_t kMostSlotBytes = 64 << 10;
-constexpr auto kPatience = std::chrono::seconds(2);
+constexpr auto kPatience = std::chrono::seconds(2);  // for what others have written
+/// For copies of our own: streams that share a connection hold each other up (docs/cuda.md).
+constexpr auto kStuck = std::chrono::seconds(60);
 constexpr auto kBetweenLooks = std::chrono::microseconds(20);
 
 }  // namespace
@@ -117,12 +119,12 @@ void LinkProof::fold(const StreamRef& stream, const DeviceFunction& copy, Device
 }
 
 void LinkProof::finish(const StreamRef& stream) const {
-  const Deadline patience = Deadline::after(kPatience);
+  const Deadline patience = Deadline::after(kStuck);
   while (!stream.idle()) {
     if (patience.passed(now()))
-      throw Error(ErrorCode::device, label_of(rank_) +
-                                         " does not come to an end with a copy to or from "
-                                         "another device's memory");
+      throw Error(ErrorCode::device,
+                  label_of(rank_) + " has not copied 64 KiB within a minute: something before them "
+                                    "holds its streams up");
     std::this_thread::sleep_for(kBetweenLooks);
   }
 }
