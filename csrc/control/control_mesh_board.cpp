@@ -53,6 +53,7 @@ void ControlMesh::take_answer(int rank, WireReader& from) {
   if (told.answer == StreamAnswer{}) return;
   const Lock lock(mutex_);
   StreamAnswer& known = answers_[{told.key, rank}];
+  if (!told.answer.progress) told.answer.progress = known.progress;  // it has forgotten the stream
   if (known == told.answer) return;  // nobody wakes for what is no news
   known = std::move(told.answer);
   ring(doorbell_.get());

@@ -123,8 +123,9 @@ void LinkProof::finish(const StreamRef& stream) const {
   while (!stream.idle()) {
     if (patience.passed(now()))
       throw Error(ErrorCode::device,
-                  label_of(rank_) + " has not copied 64 KiB within a minute: something before them "
-                                    "holds its streams up");
+                  label_of(rank_) +
+                      " has not copied 64 KiB within a minute: something before them "
+                      "holds its streams up");
     std::this_thread::sleep_for(kBetweenLooks);
   }
 }
