@@ -186,6 +186,7 @@ def test_a_function_that_trains_goes_on(spawn: Callable[..., World]) -> None:
         assert sizes == [3] * 3 + [1] * 2 + [2] * 3
         for value, wanted in zip(mine, expected, strict=True):
             np.testing.assert_allclose(value, wanted, atol=1e-5)
+        assert "AutoGraph could not" not in ranks.output(rank)
 
 
 def states_keep_what_they_are_given() -> None:

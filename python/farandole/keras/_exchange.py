@@ -197,8 +197,9 @@ class Exchange(ABC):
         before all of them are there."""
         return nullcontext()  # most have them at once
 
-    def stepped(self) -> None:  # noqa: B027 - most have nothing to do
+    def stepped(self) -> None:
         """The optimizer has used the gradients."""
+        del self  # AutoGraph takes no function without a statement
 
     def end(self) -> None:  # noqa: B027 - most have nothing to do
         """Its world has ended."""

@@ -130,6 +130,7 @@ class State:
 
     def prepare(self, optimizer: Any) -> None:
         """Called when the optimizer has its variables, in each world."""
+        del optimizer  # AutoGraph takes no function without a statement
 
     def _first_exchange(self, optimizer: Any) -> Exchange:
         if not self._make.has_others(self.reduction):
