@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_work import hvd, keras
-from rank_cases import make_tests, needs, numerics, on_ranks, told
+from rank_cases import make_tests, needs, numerics, on_ranks, raises, told
 
 import farandole as fd
 
 needs("keras", "tensorflow", "torch", "jax")
 
 
-def make(name: str, *, scaled: bool = False, whole: bool = False) -> Any:
+def make(name: str, *, scaled: bool = False, whole: bool = False, of: Any = None) -> Any:
     keras.utils.set_random_seed(3)
     layers = [keras.Input((2,)), keras.layers.Dense(1, name=f"layer_{name}")]
     optimizer: Any = keras.optimizers.SGD(0.01)
@@ -22,7 +22,8 @@ def make(name: str, *, scaled: bool = False, whole: bool = False) -> Any:
         optimizer = hvd.DistributedOptimizer(optimizer)
     if scaled:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    model = hvd.Model(keras.Sequential(layers)) if whole else keras.Sequential(layers)
+    inner = (of or keras.Sequential)(layers)
+    model = hvd.Model(inner) if whole else inner
     model.compile(optimizer, "mse")
     return model
 
@@ -79,6 +80,41 @@ def a_step_that_is_skipped_for_its_scaled_loss_is_none() -> None:
         train(model, np.inf)
     assert fd.nonfinite_steps() == before
     assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@on_ranks(2)
+def one_in_what_a_step_asks_of_autograd_is_told_of_and_counted() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    import torch
+
+    class Asking(keras.Sequential):  # type: ignore[misc, name-defined]
+        def train_step(self, data: Any) -> Any:
+            (x, y), weights = data, self.trainable_weights
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            gradients = torch.autograd.grad(loss, [v.value for v in weights])
+            with torch.no_grad():
+                self.optimizer.apply([0.5 * each for each in gradients], weights)
+            return {"loss": loss}
+
+    def bad_step(model: Any) -> None:
+        """The last sample is bad, which is the last rank's."""
+        x = np.ones((4, 2), np.float32)
+        x[3] = np.nan
+        model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, shuffle=False)
+
+    model = make("asked", whole=True, of=Asking)
+    before = fd.nonfinite_steps()
+    with told(1) as texts:
+        bad_step(model)
+    assert fd.nonfinite_steps() == before + 1
+    assert f"rank {hvd.size() - 1} has a gradient that is NaN" in texts[0]
+    assert "layer_asked" in texts[0]
+    with numerics("error"):
+        model = make("asked", whole=True, of=Asking)
+        with raises(fd.NumericsError, "rank 1 has a gradient that is NaN"):
+            bad_step(model)
+        assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
 test_on_torch = make_tests(__name__, "keras on torch")

@@ -10,7 +10,9 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
+from farandole._numerics import Found
 from farandole.common._groups import members
+from farandole.common._numerics import numerics_of
 from farandole.common._process_set import group_of
 from farandole.common._reduction import Average, Sum
 from farandole.keras._exchange import (
@@ -25,6 +27,7 @@ from farandole.keras._exchange import (
 )
 from farandole.keras._global.steps import running
 from farandole.keras._reduction import Reduction
+from farandole.torch._finite import exact_kind, total_of
 from farandole.torch._operations.allreduce import grouped_allreduce
 from farandole.torch._tensors import check_on_host
 from farandole.torch._training.exchange import GradientExchange
@@ -214,11 +217,32 @@ class GivenExchange(PlannedExchange):
 
     def reduce_all(
         self,
-        names: Sequence[str],  # noqa: ARG002
+        names: Sequence[str],
         gradients: Sequence[Any],
         variables: Sequence[Any],  # noqa: ARG002
     ) -> list[Any]:
-        return _reduced_at_once(self.label, self.reduction, list(gradients))
+        steps, reduction = running(), self.reduction
+        numerics = numerics_of(f"gradients of {self.label}", tuple(names), reduction.process_set)
+        if self.skips or not numerics.looks or steps is None or steps.is_not_finite:
+            return _reduced_at_once(self.label, reduction, list(gradients))
+        found = _first_not_finite(gradients, reduction)
+        flag = torch.tensor([found is not None], dtype=torch.float32)
+        *reduced, flag = _reduced_at_once(self.label, reduction, [*gradients, flag])
+        if flag.item() != 0:
+            steps.is_not_finite = True
+            numerics.report(found)
+        return reduced
+
+
+def _first_not_finite(gradients: Sequence[Any], reduction: Reduction) -> Found | None:
+    """Of what is sent."""
+    for i, gradient in enumerate(gradients):
+        if gradient is not None:
+            wire, _ = reduction.compression.compress(gradient.detach())
+            kind = exact_kind(wire, total_of(wire))
+            if kind is not None:
+                return Found(i, kind)
+    return None
 
 
 def _reduced_at_once(label: str, reduction: Reduction, gradients: list[Any]) -> list[Any]:

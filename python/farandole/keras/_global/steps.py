@@ -70,6 +70,7 @@ class Steps:
         self._gradients: list[Any] = []  # that tapes have given as they are, likewise
         self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
         self.given_back: dict[int, Any] = {}  # such gradients, by id
+        self.is_not_finite = False  # a gradient of this step, which was told of
         self.hooks = Hooks()
         self._rows: int | None = None  # of its batch on this rank, where that is a number
         self._say_once = cache(say)
@@ -229,7 +230,7 @@ class Steps:
         self.share, self.total = share, total
         shapes: list[Any] = [getattr(each, "shape", ()) for each in keras.tree.flatten(batch)]
         self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
-        self.knows_loss = False
+        self.knows_loss = self.is_not_finite = False
         self._known, self._kinds, self._gradients = {}, set(), []
         self.reduced, self.given_back = set(), {}
         _running.append(self)
