@@ -48,7 +48,8 @@ class Hooks:
 def is_made_of(loss: Any, losses: Iterable[Any]) -> bool:
     """Whether autograd's graph of a loss has one of these in it."""
     known = {each.grad_fn for each in losses} - {None}
-    waiting, seen = [loss.grad_fn], {None}
+    waiting = [loss.node if hasattr(loss, "node") else loss.grad_fn]  # of an edge, or a tensor
+    seen = {None}
     while waiting:
         node = waiting.pop()
         if node in known:

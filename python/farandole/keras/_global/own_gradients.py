@@ -19,8 +19,8 @@ its own. Where that is not seen in a graph, the optimizer averages it once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -245,32 +245,48 @@ def _are_traced_alike(value: Any, gradient: Any) -> bool:
 @cache
 def _learn_of_torch() -> None:
     import torch
+    from torch.autograd.graph import GradientEdge
 
     own = torch.autograd.grad
 
+    def listed(given: Any) -> list[Any]:
+        is_one = torch.is_tensor(given) or isinstance(given, GradientEdge)  # which is a tuple
+        return [given] if is_one else list(given)
+
+    def parameter_of(source: Any) -> Any:
+        is_edge = isinstance(source, GradientEdge)
+        return getattr(source.node, "variable", source) if is_edge else source
+
     @wraps(own)
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        losses, sources, steps = _listed(outputs), _listed(inputs), _own_step()
-        ours: OwnGradients | None = None if steps is None else steps.own_gradients
-        variables = None if ours is None else ours.variables_of(sources)
-        if steps is None or ours is None or variables is None:
-            return own(losses, sources, grad_outputs, *args, **kwargs)
-        with steps.hooks.asking():
+        steps = _own_step()
+        if steps is None or steps.own_gradients is None:
+            return own(outputs, inputs, grad_outputs, *args, **kwargs)
+        ours: OwnGradients = steps.own_gradients
+        is_named = isinstance(inputs, dict)
+        losses, sources = listed(outputs), listed(inputs.values() if is_named else inputs)
+        variables = ours.variables_of([parameter_of(source) for source in sources])
+        with nullcontext() if variables is None else steps.hooks.asking():
             given = own(losses, sources, grad_outputs, *args, **kwargs)
-        if grad_outputs is not None or not ours.are_of_batch(losses):
-            steps.hooks.unweighed |= set(map(id, variables))
-            return given
-        if (args[1:2] or [kwargs.get("create_graph")])[0]:
-            raise InvalidArgument(
-                "a train_step() asks for gradients of trainable variables by "
-                "torch.autograd.grad(create_graph=True): those of the whole batch are part of no "
-                "rank's graph\n  advice: no create_graph; gradients of inputs have a graph, as "
-                "those of a gradient penalty"
-            )
-        return tuple(ours.reduced(list(given), variables, None))
+        if variables is not None:
+            if grad_outputs is None and ours.are_of_batch(losses):
+                creates_graph = (args[1:2] or [kwargs.get("create_graph")])[0]
+                given = _reduced_on_torch(ours, given, variables, creates_graph=creates_graph)
+            else:
+                steps.hooks.unweighed |= set(map(id, variables))
+        return dict(zip(inputs, given, strict=True)) if is_named else given
 
     torch.autograd.grad = grad
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, Iterable) and not hasattr(given, "grad_fn") else [given]
+def _reduced_on_torch(
+    ours: OwnGradients, gradients: Sequence[Any], variables: list[Any], *, creates_graph: Any
+) -> tuple[Any, ...]:
+    if creates_graph:
+        raise InvalidArgument(
+            "a train_step() asks for gradients of trainable variables by "
+            "torch.autograd.grad(create_graph=True): those of the whole batch are part of no "
+            "rank's graph\n  advice: no create_graph; gradients of inputs have a graph, as "
+            "those of a gradient penalty"
+        )
+    return tuple(ours.reduced(list(gradients), variables, None))
