@@ -163,6 +163,10 @@ class HookedExchange(Exchange):
         those hooks have reduced are equal on all ranks, so their mean is the same."""
         return _reduced_at_once(f"{self.label} as given", self.reduction, gradients)
 
+    def present_pass(self) -> Any:
+        """What stands for the backward() that runs."""
+        return self._exchange.present_pass()
+
     def _with_late(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces gradients that come from the program, beside those that backward has reduced."""
         parameters = [v.value for v in variables]
@@ -193,17 +197,19 @@ class _Beginnings:
 
     def __init__(self, exchange: HookedExchange) -> None:
         self._exchange = weakref.ref(exchange)
-        self._is_open = False
+        """Nothing is left to tell."""
 
     def complete(self, p: torch.Tensor) -> None:  # noqa: ARG002
-        steps = running()
-        if self._is_open or steps is None or steps.own_gradients is None:
+        steps, exchange = running(), self._exchange()
+        if exchange is None or steps is None or steps.own_gradients is None:
             return
-        self._is_open = True
-        steps.own_gradients.begin_pass(self._exchange())
+        present = exchange.present_pass()
+        if self._told is None or self._told() is not present:
+            self._told = weakref.ref(present)
+            steps.own_gradients.begin_pass(exchange)
 
     def complete_rest(self) -> None:
-        self._is_open = False
+        self._told: weakref.ref[Any] | None = None  # the pass, which may have failed
 
 
 class GivenExchange(PlannedExchange):
