@@ -1136,6 +1136,58 @@ def torch_steps() -> dict[str, Callable[..., Any]]:
         (0.3 * keras.ops.mean(keras.ops.square(self(-x)))).backward()
         return clipped([each.grad for each in parameters], 0.05)
 
+    def by_names(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        named = {str(i): each for i, each in enumerate(parameters)}
+        return clipped(list(torch.autograd.grad(loss_of(self, x, y), named).values()), 0.05)
+
+    def by_edges(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        edge_of = torch.autograd.graph.get_gradient_edge
+        gradients = torch.autograd.grad(edge_of(loss_of(self, x, y)), map(edge_of, parameters))
+        return clipped(gradients, 0.05)
+
+    def by_backward_of_some(self: Any, x: Any, y: Any, parameters: Any, by: int = 1) -> Any:
+        """Every rank has such samples in the first batch, one alone in the last."""
+        some = x[:, by] > 0.25
+        if some.any():
+            (torch.square(self(x) - y)[some].sum() / len(x)).backward()
+        return [each.grad for each in parameters]
+
+    def by_backward_or_zeros(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        """One rank alone has such samples."""
+        gradients = by_backward_of_some(self, x, y, parameters, by=0)
+        pairs = zip(gradients, parameters, strict=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in pairs]
+
+    def by_grad_of_some(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        some = [i for i in range(len(x)) if x[i, 1] > 0.25]
+        losses = [torch.square(self(x[i : i + 1]) - y[i]).sum() / len(x) for i in some]
+        each = [torch.autograd.grad(loss, parameters) for loss in losses]
+        zeros = [torch.zeros_like(p) for p in parameters]
+        return [sum(gradients) for gradients in zip(zeros, *each, strict=True)]
+
+    def by_backward_at_last(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        """One that raises on rank 0, when others have begun it."""
+        hidden = self.layers[0](x)
+        if hvd.rank() == 0:
+            hidden.register_hook(lambda _: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError, fd.Error):
+            self.compute_loss(x=x, y=y, y_pred=self.layers[1](hidden)).backward()
+        self.zero_grad()
+        loss_of(self, x, y).backward()
+        return [each.grad for each in parameters]
+
+    def by_clipped_of_some(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        gradients = by_backward_of_some(self, x, y, parameters)
+        return gradients if gradients[0] is None else clipped(gradients, 0.05)
+
+    def by_all_ways(self: Any, x: Any, y: Any, parameters: Any) -> Any:
+        loss_of(self, x, y).backward()
+        if hvd.rank() == 0:
+            torch.autograd.grad(torch.square(self(x[:1])).sum(), parameters)
+        elif hvd.rank() == 1:
+            loss_of(self, x, y).backward()
+        return [each.grad for each in parameters]
+
     def by_more_on_rank_0(self: Any, x: Any, y: Any, parameters: Any) -> Any:
         for _ in range(1 if hvd.rank() > 0 else 2):
             result = by_grad(self, x, y, parameters)
@@ -1173,7 +1225,11 @@ def steps_on_torch_ask_for_gradients_as_in_one_process() -> None:
     def options() -> dict[str, Any]:
         return {"optimizer": keras.optimizers.SGD(0.2, momentum=0.5), "loss": "mse", **UNMEASURED}
 
-    for how in ("by_grad", "by_grad_of_each", "by_backward_of_each", "by_two_backwards"):
+    for how in (
+        *("by_grad", "by_grad_of_each", "by_backward_of_each", "by_two_backwards", "by_names"),
+        *("by_edges", "by_backward_of_some", "by_backward_or_zeros", "by_grad_of_some"),
+        "by_backward_at_last",
+    ):
 
         def build(how: str = how) -> Any:
             return asking(how)
@@ -1182,10 +1238,53 @@ def steps_on_torch_ask_for_gradients_as_in_one_process() -> None:
     for how, kind, words in [
         ("by_graph", fd.InvalidArgument, "are part of no rank's graph"),
         ("by_backward_and_clipped", fd.InvalidArgument, "calls backward() more often on rank 0"),
+        ("by_clipped_of_some", fd.Mismatch, "disagree on what a train_step() gives its optimizer"),
+        ("by_all_ways", fd.Mismatch, "disagree on what comes next in a train_step()"),
         ("by_more_on_rank_0", fd.Mismatch, "rank 0: torch.autograd.grad(); rank 1: its optimizer"),
     ]:
         with raises(kind, words):
             fit(shared(lambda how=how: asking(how), **options()))
+
+
+@on_ranks(2, 3)
+def passes_on_torch_of_an_optimizer_that_one_rank_had_none_of_are_a_mismatch() -> None:
+    import torch
+
+    class Halves(keras.Sequential):  # type: ignore[misc, name-defined]
+        def train_step(self, data: Any) -> Any:
+            x, first = data[0], not self.of_last.built
+            self.zero_grad()
+            hidden = self.layers[0](x)
+            torch.square(hidden).mean().backward()
+            if first or hvd.rank() == 0:
+                torch.square(self.layers[1](hidden.detach())).mean().backward()
+            for optimizer, layer in zip((self.optimizer, self.of_last), self.layers, strict=True):
+                weights = layer.trainable_weights
+                with torch.no_grad():
+                    optimizer.apply([v.value.grad for v in weights], weights)
+            return {"own": 1.0}
+
+    def build() -> Any:
+        model = Halves([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        model.of_last = keras.optimizers.SGD(0.1, name="last")
+        return model
+
+    inner, optimizer = build(), keras.optimizers.SGD(0.1)
+    optimizer.build(inner.layers[0].trainable_variables)
+    model = shared(lambda: inner, optimizer=optimizer, loss=None, **UNMEASURED)
+    with raises(fd.Mismatch, "rank 0: backward() of DistributedSGD", "rank 1: its optimizer"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@on_ranks(2, 3)
+def edges_of_autograd_are_as_without_a_model() -> None:
+    import torch
+
+    shared(lambda: asking("by_grad"), optimizer="sgd", loss="mse", **UNMEASURED)
+    weight = torch.nn.Parameter(torch.ones(3))
+    edge = torch.autograd.graph.get_gradient_edge(weight)
+    (gradient,) = torch.autograd.grad((2 * weight).sum(), edge)
+    assert gradient.tolist() == [2.0] * 3
 
 
 @on_ranks(2)

@@ -24,7 +24,12 @@ COMMON = {
 }
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
 ADVERSARIES = {"two_optimizers_in_a_step_of_ones_own"}
-ON_TORCH = {"loaders_of_torch", "steps_on_torch_ask_for_gradients_as_in_one_process"}
+ON_TORCH = {
+    "edges_of_autograd_are_as_without_a_model",
+    "loaders_of_torch",
+    "passes_on_torch_of_an_optimizer_that_one_rank_had_none_of_are_a_mismatch",
+    "steps_on_torch_ask_for_gradients_as_in_one_process",
+}
 
 
 def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1) -> Any:

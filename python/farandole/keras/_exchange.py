@@ -188,6 +188,16 @@ class Exchange(ABC):
         """Whether the gradients of a step are reduced before an optimizer gets them."""
         return False
 
+    @property
+    def hears_backward(self) -> bool:
+        """Whether each backward() reduces what it brings."""
+        return False
+
+    def reduce_in_backward(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Takes part in a backward() of other ranks, if this one `hears_backward`, with gradients
+        that an optimizer gets by none."""
+        raise NotImplementedError
+
     def local(self, gradient: Any) -> Any:
         """Scales a gradient that stays this rank's own."""
         return times(gradient, self.reduction.local_scale)

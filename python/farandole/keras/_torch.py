@@ -78,7 +78,8 @@ class HookedExchange(Exchange):
             },
         )
         self._exchange.completes = _Beginnings(self)
-        if at_update:  # what backward brings is one pass of several
+        self._is_held = at_update  # what backward brings is one pass of several
+        if at_update:
             self._hold = self._exchange.held()
             self._hold.__enter__()
 
@@ -123,8 +124,14 @@ class HookedExchange(Exchange):
             kinds = ["without a gradient" if g is None else "dense" for g in gradients]
             compare_gradients(self.label, self.reduction, variables, kinds)
             self._compared = True
-        parameters = [v.value for v in variables]
-        for gradient, p, v in zip(gradients, parameters, variables, strict=True):
+        self._put(gradients, variables)
+        self._exchange.synchronize()
+        return self._reduced_of(gradients, variables)
+
+    def _put(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Puts them where backward() does."""
+        for gradient, v in zip(gradients, variables, strict=True):
+            p = v.value
             if id(p) in self._parameters:
                 p.grad = None if gradient is None else gradient.detach()
             elif gradient is not None and p.numel() > 0:
@@ -134,15 +141,31 @@ class HookedExchange(Exchange):
                     "  advice: put a DistributedOptimizer around a new optimizer when the model "
                     "changes, as model.compile() does"
                 )
-        self._exchange.synchronize()
+
+    def _reduced_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return [
-            p.grad if id(p) in self._parameters else gradient
-            for p, gradient in zip(parameters, gradients, strict=True)
+            v.value.grad if id(v.value) in self._parameters else gradient
+            for gradient, v in zip(gradients, variables, strict=True)
         ]
+
+    @property
+    def hears_backward(self) -> bool:
+        exchange = self._exchange
+        return exchange.taken is None and not exchange.has_left and not self._is_held
+
+    @untraced
+    def reduce_in_backward(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        self._put(gradients, variables)
+        self.reduce_again()
+        return self._reduced_of(gradients, variables)
 
     def reduce_again(self) -> None:
         """Takes part in a backward() of other ranks."""
         self._exchange.reduce()
+
+    def present_pass(self) -> Any:
+        """What stands for the backward() that runs."""
+        return self._exchange.present_pass()
 
     def has_changed(self) -> bool:
         """Whether a program has written into the reduced gradients."""
@@ -162,10 +185,6 @@ class HookedExchange(Exchange):
         variables: a step has two, and the first was built with all of the model's. Gradients that
         those hooks have reduced are equal on all ranks, so their mean is the same."""
         return _reduced_at_once(f"{self.label} as given", self.reduction, gradients)
-
-    def present_pass(self) -> Any:
-        """What stands for the backward() that runs."""
-        return self._exchange.present_pass()
 
     def _with_late(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces gradients that come from the program, beside those that backward has reduced."""
@@ -197,7 +216,7 @@ class _Beginnings:
 
     def __init__(self, exchange: HookedExchange) -> None:
         self._exchange = weakref.ref(exchange)
-        """Nothing is left to tell."""
+        self._told: weakref.ref[Any] | None = None  # the pass, which may have failed
 
     def complete(self, p: torch.Tensor) -> None:  # noqa: ARG002
         steps, exchange = running(), self._exchange()
@@ -209,7 +228,7 @@ class _Beginnings:
             steps.own_gradients.begin_pass(exchange)
 
     def complete_rest(self) -> None:
-        self._told: weakref.ref[Any] | None = None  # the pass, which may have failed
+        """Nothing is left to tell."""
 
 
 class GivenExchange(PlannedExchange):

@@ -289,7 +289,7 @@ def _weighed(optimizer: Any, gradients: Any, variables: Any = None) -> Any:
         return gradients
     of = optimizer._trainable_variables if variables is None else list(variables)
     if steps.own_gradients is not None and keras.backend.backend() == "torch":
-        gradients = steps.own_gradients.after_passes(list(gradients), of)
+        gradients = steps.own_gradients.after_passes(list(gradients), of, state.exchange)
     if state.exchange is None or not state.exchange.has_reduced:
         return steps.weighed(gradients, of)
     if state.is_early and reduces_at_update(optimizer):  # those that backward has brought

@@ -79,11 +79,18 @@ class OwnGradients:
         """PyTorch: a backward() whose gradients this exchange reduces has begun."""
         self._passes.begin(self._steps.share, exchange)
 
-    def after_passes(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def after_passes(
+        self, gradients: list[Any], variables: list[Any], exchange: Exchange | None
+    ) -> list[Any]:
         """PyTorch, collective: the gradients that an optimizer gets, once all ranks have come to
-        it."""
+        it. `exchange`: the optimizer's, if it has one by now."""
         if len(gradients) != len(variables):
             return gradients  # Keras says so
+        if exchange is not None and exchange.hears_backward:
+            if self._passes.lacks_one(self._steps.share):
+                given = self._steps.weighed(gradients, variables)
+                gradients = exchange.reduce_in_backward(given, variables)
+            self._passes.know(exchange)
         of = [v.value for v in variables]
         plain = [g is p.grad for g, p in zip(gradients, of, strict=True)]
         self._passes.finish(changed=not all(plain) or self._passes.have_changed())

@@ -401,6 +401,11 @@ class GradientExchange(Hooked):
             return self._late.are_there() or self._awaits_reduction()
         return not self._spent or self.has_changed() or self._has_none()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether a backward has left its gradients to step(), as it has no end."""
+        return bool(self._left)
+
     def reduce_now(self) -> None:
         self.synchronize()
 
