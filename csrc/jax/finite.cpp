@@ -37,7 +37,7 @@ void set_gradient_judge(GradientJudge judge) {
 
 std::optional<Error> answer_gradients(const ffi::CallFrame& frame) {
   const std::vector<float> flag = floats_of(frame.arguments, 0);
-  if (flag.empty() || !(flag[0] > 0)) return std::nullopt;  // of a batch, whose branches all run
+  if (flag.empty() || !(flag[0] > 0)) return std::nullopt;  // XLA may run a branch in vain
   GradientSums told;
   told.label = text_of(frame.attributes, "label");
   told.names = text_of(frame.attributes, "names");

@@ -101,6 +101,47 @@ def halves_overflow_as_their_scaled_losses_do() -> None:
 
 
 @on_ranks(2)
+def numbers_that_are_finite_are_no_fault() -> None:
+    """Though their sums are not, in float32 or at all; opposite infinities are no NaN."""
+    with numerics("error"), told(0), jax.enable_x64(True):
+        for dtype, number in (jnp.float64, 1e300), (jnp.float64, 1.7e308), (jnp.float32, 3e38):
+            given = jnp.full(4, number * (1 - fdj.rank()), dtype)
+            for wrap in (lambda f: f, jax.jit):
+                reduce = wrap(lambda g, name=f"{number}": fdj.allreduce_gradients(g, name=name))
+                assert jnp.isfinite(reduce(given)).all()
+    with told(1) as texts:
+        step = jax.jit(lambda g: fdj.allreduce_gradients(g, name="opposite"))
+        bad = mine(math.inf)
+        step(jnp.array([bad, -bad])).block_until_ready()
+        jax.effects_barrier()
+    assert all("infinite" in text for text in texts)
+
+
+@on_ranks(2)
+def programs_with_derivatives_and_batches_of_a_step_run() -> None:
+    def loss(x: Any, name: str) -> Any:
+        return fdj.allreduce_gradients({"a": x**2}, name=name)["a"].sum()
+
+    def looped(x: Any, name: str) -> Any:
+        body = jax.checkpoint(lambda c, _: (fdj.allreduce_gradients(c, name=name), None))
+        return jax.lax.scan(body, x**2, None, length=2)[0].sum()
+
+    for program, wrap in enumerate((lambda f: f, jax.jit)):
+        for form, function in enumerate((loss, jax.checkpoint(loss, static_argnums=1), looped)):
+            name = f"slope {program} {form}"
+            slope = wrap(jax.grad(lambda x, f=function, name=name: f(x, name)))
+            before = fd.nonfinite_steps()
+            assert slope(jnp.ones(3)).tolist() == [2.0] * 3
+            jax.block_until_ready(slope(jnp.full(3, mine(math.nan))))
+            assert fd.nonfinite_steps() > before
+        batch = wrap(jax.vmap(lambda x, name=f"batch {program}": loss(x, name)))
+        before = fd.nonfinite_steps()
+        assert batch(jnp.ones((4, 3))).tolist() == [3.0] * 4
+        jax.block_until_ready(batch(jnp.ones((4, 3)).at[1, 1].set(mine(math.nan))))
+        assert fd.nonfinite_steps() == before + 1
+
+
+@on_ranks(2)
 def a_program_that_looks_is_one_that_jax_keeps() -> None:
     optimizer = fdj.distributed(optax.sgd(0.5), name="kept")
     params = {"a": jnp.ones(8)}

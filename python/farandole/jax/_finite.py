@@ -1,10 +1,11 @@
 """Whether gradients are finite: one number that goes with their last bucket.
 
-Sums of gradients are not finite where one of their numbers is not. In a compiled program a branch
-behind the reduction calls the core, which calls back into Python; it runs only where some rank's
-flag is up, and fails the program where that is an error. The call is one by name, as of
-collectives, so that JAX keeps the program in its cache of compiled ones. Derivatives and batches of
-a reduction are not looked at.
+A sum of gradients is finite where its numbers are, unless it overflows; where it is not, they are
+looked at one by one. In a compiled program a branch behind the reduction calls the core, which
+calls back into Python; it runs only where some rank's flag is up, and fails the program where that
+is an error. The call has a place in the order of collectives, as ranks then tell each other. It is
+one by name, as of collectives, so that JAX keeps the program in its cache of compiled ones.
+Derivatives of a reduction are not looked at; a batch is one reduction.
 
 Gradients of float16 are those of a scaled loss: some overflow, and whether the program then skips
 the step is its own affair. So they are looked at only where FARANDOLE_NUMERICS is set.
@@ -12,12 +13,17 @@ the step is its own affair. So they are looked at only where FARANDOLE_NUMERICS 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.state.discharge import register_discharge_rule
+from jax._src.state.types import ReadEffect, WriteEffect
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
 
 from farandole._core import Error
 from farandole._core import jax as _native
@@ -25,7 +31,7 @@ from farandole._numerics import INFINITE, NAN, Found, is_asked_for, mode
 from farandole.common._numerics import FLAG, numerics_of
 from farandole.common._process_set import ProcessSet, global_process_set, registered_sets
 from farandole.jax._call import traced
-from farandole.jax._order import group_of_calls, key_of
+from farandole.jax._order import group_of_calls, key_of, token
 
 __all__ = ["FLAG", "FiniteCheck", "check_of"]
 
@@ -59,9 +65,9 @@ class FiniteCheck:
             if jnp.issubdtype(wire.dtype, jnp.floating)
         }
         self._label, self._names, self._set = label, tuple(looked), process_set
-        sums = [jnp.sum(wire, dtype=jnp.float32) for wire in looked.values()]
-        self._sums = jnp.stack(sums) if sums else jnp.zeros(0)
-        self.flag = jnp.logical_not(jnp.isfinite(jnp.sum(self._sums))).astype(jnp.float32)[None]
+        sums = [_exact_sum(wire) for wire in looked.values()]
+        self._sums = jnp.stack(sums) if sums else jnp.zeros(0, jnp.float32)
+        self.flag = jnp.any(self._sums != 0).astype(jnp.float32)[None]
 
     def judge(self, flag: Any) -> None:
         """Collective where it is up on some rank.
@@ -74,13 +80,71 @@ class FiniteCheck:
             if np.asarray(flag)[0] > 0:
                 _report(self._label, self._names, self._set, np.asarray(self._sums))
             return
-        call = jax.ffi.ffi_call(TARGET, (), has_side_effect=True, vmap_method="sequential")
         told = {
             "label": self._label,
             "names": "\n".join(name.replace("\n", " ") for name in self._names),
             "ranks": key_of(self._set),
         }
-        jax.lax.cond(flag[0] > 0, lambda: call(flag, self._sums, **told), tuple)
+        _told.bind(flag, self._sums, token(), **told)
+
+
+@jax.jit
+def _exact_sum(wire: Any) -> Any:
+    """NaN or infinite, as the wire's numbers are; 0 where all are finite."""
+
+    def of_each(wire: Any) -> Any:
+        return jnp.where(jnp.isfinite(wire), 0, jnp.abs(wire)).astype(jnp.float32).sum()
+
+    wide = jnp.promote_types(wire.dtype, jnp.float32)
+    finite = jnp.isfinite(jnp.sum(wire, dtype=wide))
+    return jax.lax.cond(finite, lambda _: jnp.zeros((), jnp.float32), of_each, wire)
+
+
+# The call in its order, as of a collective (_call.py). JAX's own effect of calls is one that
+# jax.checkpoint refuses.
+_told: Any = Primitive("farandole_told")
+_told.multiple_results = True
+
+
+def _abstract(*_: Any, **__: str) -> Any:
+    return [], {ReadEffect(2), WriteEffect(2)}
+
+
+def _with_token(*given: Any, **told: str) -> Any:
+    """Where JAX turns the Ref into an operand and a result, after what it says of them."""
+    flag, sums, order = given[-3:]
+    about = jax.ShapeDtypeStruct(flag.shape, flag.dtype)
+    call = jax.ffi.ffi_call(TARGET, about, input_output_aliases={0: 0})
+
+    def tell(order: Any) -> Any:
+        same = call(flag, sums, **told)
+        return order + (same < 0).astype(order.dtype)  # never; it comes behind the call
+
+    return (None, None, jax.lax.cond(flag[0] > 0, tell, lambda order: order, order)), []
+
+
+def _in_batch(operands: Sequence[Any], axes: Sequence[Any], **told: str) -> Any:
+    """Once for all of a batch."""
+    flag, sums = (
+        x if axis is None else x.sum(axis) for x, axis in zip(operands[:2], axes[:2], strict=True)
+    )
+    return _told.bind(flag, sums, operands[2], **told), []
+
+
+def _of_primals(primals: Sequence[Any], _: Sequence[Any], **told: str) -> Any:
+    return _told.bind(*primals, **told), []
+
+
+@functools.partial(jax.jit, static_argnames=("label", "names", "ranks"))
+def _at_once(*operands: Any, **told: str) -> Any:
+    return _told.bind(*operands, **told)
+
+
+_told.def_effectful_abstract_eval(_abstract)
+_told.def_impl(_at_once)
+register_discharge_rule(_told)(_with_token)
+batching.primitive_batchers[_told] = _in_batch
+ad.primitive_jvps[_told] = _of_primals
 
 
 def _report(label: str, names: tuple[str, ...], process_set: ProcessSet, sums: Any) -> None:
