@@ -35,8 +35,9 @@ def mode() -> str:
 
 
 def is_asked_for() -> bool:
-    """Whether FARANDOLE_NUMERICS asks for checks, for callers that check only then."""
-    return "FARANDOLE_NUMERICS" in os.environ and mode() != "off"
+    """Whether FARANDOLE_NUMERICS asks for checks, for callers that check only then. Ranks agree on
+    its value alone, not on whether it is set."""
+    return os.environ.get("FARANDOLE_NUMERICS", "off") != "off"
 
 
 class NonfiniteWarning(RuntimeWarning):

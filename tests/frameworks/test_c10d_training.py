@@ -404,6 +404,86 @@ def a_rank_that_has_others_sums_is_not_blamed() -> None:
         optimizer.step()
 
 
+@on_ranks(4)
+def replicas_of_a_shard_raise_with_it() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    for bad in (3,), (0, 3):
+        with numerics("error"):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        sharded = model()
+        fully_shard(sharded, mesh=mesh)
+        optimizer = sgd(sharded.parameters())
+        before = fd.nonfinite_steps()
+        sharded(batch(0)[0] * (math.nan if dist.get_rank() in bad else 1.0)).sum().backward()
+        with pytest.raises(fd.NumericsError, match=f"rank {bad[0]} has a gradient that is NaN"):
+            optimizer.step()
+        optimizer.zero_grad()
+        sharded(batch(0)[0]).sum().backward()
+        optimizer.step()
+        assert all(bool(p.to_local().isfinite().all()) for p in sharded.parameters())  # type: ignore[attr-defined]
+        assert fd.nonfinite_steps() == before + 1
+
+
+@on_ranks(2)
+def a_part_of_a_step_counts_that_another_rank_holds() -> None:
+    """Rank 1 spoils what lies in rank 0's shard, in the first of two backwards."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    me = dist.get_rank()
+    for how in "warn", None:
+        with contextlib.nullcontext() if how is None else numerics(how):
+            mesh = DeviceMesh.from_group(dist.new_group(), "cpu")
+        layer = nn.Linear(3, 4, bias=False)
+        fully_shard(layer, mesh=mesh)
+        optimizer = sgd(layer.parameters())
+        with told(1 if me == 1 or how else 0) as texts:
+            for number in math.nan, 1.0:
+                factors = torch.tensor([number if me == 1 else 1.0, 1.0, 1.0, 1.0])
+                (layer(torch.ones(2, 3)) * factors).sum().backward()
+            optimizer.step()
+        assert all("rank 1 has a gradient that is NaN" in text for text in texts)
+        with told(0):
+            optimizer.zero_grad()
+            layer(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+
+
+@on_ranks(2)
+def sums_that_a_program_scatters_hide_no_gradient() -> None:
+    me = dist.get_rank()
+    wrapped = ddp(dist.new_group())
+    optimizer = sgd(wrapped.parameters())
+
+    def scatter(_: torch.Tensor) -> None:
+        dist.reduce_scatter_tensor(torch.empty(1), torch.ones(2))
+
+    out = wrapped(batch(0)[0] * (math.nan if me == 1 else 1.0))
+    out.register_hook(scatter)
+    with told(int(me == 1)):
+        out.sum().backward()
+        optimizer.step()
+
+
+@on_ranks(2)
+def a_setting_of_some_ranks_alone_asks_no_others() -> None:
+    import farandole.torch as hvd
+
+    me = dist.get_rank()
+    with numerics("warn") if me == 0 else contextlib.nullcontext():
+        for backend in "gloo", None:
+            group: Any = dist.new_group(backend=backend)
+            wrapped = ddp(group)
+            if backend == "gloo":
+                wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+            optimizer = sgd(wrapped.parameters())
+            with told(int(me == 1)):
+                wrapped(batch(0)[0] * (math.nan if me == 1 else 1.0)).sum().backward()
+                optimizer.step()
+
+
 @on_ranks(2)
 def infinities_of_a_program_are_its_own() -> None:
     """Rank 1 has some on purpose, and rank 0 a gradient that is NaN."""
@@ -658,6 +738,26 @@ def zz_sparse_gradients_go_past_our_hook_and_are_counted() -> None:
     for count, group in enumerate((gloo(), dist.group.WORLD), start=1):
         torch.testing.assert_close(gradients(group, hooked=True), expected)
         assert fallbacks() == {"all_reduce of sparse tensors": count}
+
+
+@on_ranks(2)
+def zz_sparse_gradients_that_are_not_finite_are_told_of() -> None:
+    import farandole.torch as hvd
+
+    bad = math.nan if dist.get_rank() == 1 else 1.0
+    for hooked in False, True:
+        words = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 2))
+        group: Any = dist.new_group(backend="gloo" if hooked else None)
+        wrapped = DistributedDataParallel(words, process_group=group)
+        if hooked:
+            wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+        optimizer = torch.optim.SparseAdam(list(words[0].parameters()))
+        rest = sgd(words[1].parameters())
+        with told(dist.get_rank()) as texts:
+            (wrapped(torch.tensor([1, 5])) * bad).sum().backward()
+            optimizer.step()
+            rest.step()
+        assert all("rank 1 has a gradient that is NaN" in text for text in texts)
 
 
 test_on_ranks = make_tests(__name__, "torch", prepare=prepare)

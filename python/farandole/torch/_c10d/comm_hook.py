@@ -18,7 +18,7 @@ from farandole.torch._c10d.bucket_views import keep_views
 from farandole.torch._c10d.engine_group import EngineGroup
 from farandole.torch._c10d.fallbacks import note_fallback
 from farandole.torch._c10d.finite import BucketLooks
-from farandole.torch._c10d.meeting import group_beside
+from farandole.torch._c10d.meeting import meet_beside
 from farandole.torch._c10d.shared_buckets import move_when_it_stays
 from farandole.torch._c10d.works import Work
 from farandole.torch._tensors import borrow
@@ -101,6 +101,6 @@ def _process_group(state: Any) -> dist.ProcessGroup:
 def _beside_of(state: Any) -> tuple[Group, BucketLooks]:
     group = _process_group(state)
     if group not in _beside or _beside[group][2] is not _world._state.group:
-        found = group_beside(group, "ddp_comm_hook")
-        _beside[group] = (found, BucketLooks(found), _world.world())
+        met = meet_beside(group, "ddp_comm_hook")
+        _beside[group] = (met.group, BucketLooks(met.group, met.tells), _world.world())
     return _beside[group][:2]

@@ -64,7 +64,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._membership: Membership | None = Membership(store, rank, size, timeout)
         self._group = self._membership.group
-        self._looks = ReductionLooks(self._group)
+        self._looks = ReductionLooks(self._group, self._membership.tells)
         # Within a coalescing block: its works, with the calls of those that begin at its end.
         self._coalesced: Coalesced | None = None
         # The registered backend names the group and its device for PyTorch, and runs what the

@@ -6,12 +6,14 @@ which need not be a process set of ours.
 
 The hook knows buckets, and the flag goes with the last one of a backward. That makes it an
 operation on two arrays, which small ones feel. So ranks tell each other only where
-FARANDOLE_NUMERICS is set; else a rank speaks and counts for itself.
+FARANDOLE_NUMERICS is set on all of them; else a rank speaks and counts for itself.
 
 The backend sees tensors alone. What is summed up while a backward goes on without recording is a
 gradient; anything else may be infinite on purpose. It has no names, so the step looks for them:
-sums are not finite where a rank's gradient was not. Where the variable is set, ranks tell each
-other when the backward ends.
+sums are not finite where a rank's gradient was not. Sums that are scattered lie on some rank or
+other, so that those since the last step count as used. Where the variable is set, ranks tell each
+other when the backward ends. A group that sums up what another has scattered passes on what that
+one has been told, and finds nothing by itself: the sums have other ranks' gradients in them.
 """
 
 from __future__ import annotations
@@ -23,18 +25,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from farandole._numerics import Judge, is_asked_for
+from farandole._numerics import Judge
 from farandole._world import Group
 from farandole.torch._finite import exact_kind, kind_of, total_of
 
 _NAME = 200  # bytes of a name, as ranks send it
-_all: weakref.WeakSet[_Looks] = weakref.WeakSet()
+# In the order in which ranks make groups, as they may ask each other in several of them.
+_all: weakref.WeakKeyDictionary[_Looks, None] = weakref.WeakKeyDictionary()
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
+class _State:
+    steps = 0  # outside of a backward, in which one steps with one parameter after the other
+
+
+_state = _State()
+
+
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    _state.steps += _graph_task() < 0
     for looks in list(_all):
         looks.before_step(optimizer)
 
@@ -43,13 +55,17 @@ register_optimizer_step_pre_hook(_before_step)
 
 
 class _Looks:
-    """Checks the gradients that one group reduces."""
+    """Checks the gradients that one group reduces.
 
-    def __init__(self, group: Group) -> None:
+    Args:
+        tells: whether its ranks tell each other what they find; alike on all of them.
+    """
+
+    def __init__(self, group: Group, tells: bool) -> None:
         self._group, self._judge = group, Judge()
         self.looks = self._judge.looks and group.size > 1
-        self._tells = is_asked_for()
-        _all.add(self)
+        self._tells = self.looks and tells
+        _all[self] = None
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Reports gradients that are not finite, if this optimizer steps with them."""
@@ -83,8 +99,8 @@ class _Looks:
 class BucketLooks(_Looks):
     """Checks the buckets of DistributedDataParallel, for the hook."""
 
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
+    def __init__(self, group: Group, tells: bool) -> None:
+        super().__init__(group, tells)
         self._found: tuple[torch.Tensor, int] | None = None  # in this backward
         self._parameters: list[torch.Tensor] = []  # of its last bucket
         self._flag = torch.zeros(0)
@@ -95,10 +111,9 @@ class BucketLooks(_Looks):
         values = bucket.buffer()
         if bucket.index() == 0:
             self._found, self._parameters = None, []
-        if self._found is None and values.is_cpu and values.is_floating_point():
-            dense = values._values() if values.is_sparse else values
-            if kind_of(total_of(dense)) is not None:  # or the sum has overflowed
-                self._found = _found_in(bucket)
+        looks = self._found is None and values.is_cpu and values.is_floating_point()
+        if looks and kind_of(total_of(values)) is not None:  # or the sum has overflowed
+            self._found = _found_in(bucket)
         if not bucket.is_last():
             return None
         self._parameters = bucket.parameters()
@@ -131,82 +146,110 @@ class BucketLooks(_Looks):
 class _Reduced(NamedTuple):
     """A tensor that was not finite before it was reduced."""
 
-    backward: int
     kind: int
     what: str  # for want of a name
     scattered: bool  # so that only some ranks have what is not finite
 
 
-class _State:
-    scattered = -1  # the last backward that has scattered sums
-
-
-_state = _State()
-
-
 class ReductionLooks(_Looks):
     """Checks what a process group of our backend sums up within a backward."""
 
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
+    def __init__(self, group: Group, tells: bool) -> None:
+        super().__init__(group, tells)
         self._backward = -1  # the last one that has reduced anything
-        self._found: dict[int, _Reduced] = {}  # by rank
-        self._stepped = False  # an optimizer has, since
+        self._steps = 0  # before that
+        self._found: dict[int, _Reduced] = {}  # by rank, since the last step
+        self._due = False  # ranks have not told each other since then
+        self._below: weakref.ref[ReductionLooks] | None = None
 
-    def look(self, kind: str, op: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Looks at tensors that will be reduced, if they are gradients."""
+    @property
+    def _reporter(self) -> ReductionLooks:
+        """The looks that also report what these find: of the group whose sums this one sums up."""
+        below = None if self._below is None else self._below()
+        return below or self
+
+    def look(
+        self,
+        kind: str,
+        op: str,
+        tensors: Sequence[torch.Tensor],
+        scattered: torch.Tensor | None = None,
+    ) -> None:
+        """Looks at tensors that will be reduced, if they are gradients. `scattered`: where this
+        rank's part of the sum will be."""
         backward = _graph_task()
         if not self.looks or backward < 0 or torch.is_grad_enabled() or op not in ("sum", "mean"):
             return
-        scattered = kind == "reduce_scatter"
-        if scattered:
-            _state.scattered = backward
-        elif _state.scattered == backward:
-            return  # the sum of sums, in which other ranks' gradients are
         if backward != self._backward:
             self._begin(backward)
-        mine = self._found.get(self._me)
-        if mine is not None and mine.backward == backward:
-            return
+        if scattered is not None:
+            _scattered[_place_of(scattered)] = weakref.ref(self)
         for tensor in tensors:
-            if tensor.is_cpu and tensor.is_floating_point():
-                bad = exact_kind(tensor, total_of(tensor))
-                if bad is not None:
-                    what = f"one of {tensor.numel()} elements of a {kind}"
-                    self._found[self._me] = _Reduced(backward, bad, what, scattered)
-                    return
+            if _scattered and (below := _scattered.get(_place_of(tensor))):
+                self._below = below
+            elif tensor.is_cpu and tensor.is_floating_point():
+                self._look_at(tensor, kind, scattered is not None)
+
+    def _look_at(self, tensor: torch.Tensor, kind: str, scattered: bool) -> None:
+        found = self._reporter._found
+        mine = found.get(self._me)
+        if mine is not None and mine.scattered >= scattered:
+            return
+        bad = exact_kind(tensor, total_of(tensor))
+        if bad is not None:
+            what = f"one of {tensor.numel()} elements of a {kind}"
+            found[self._me] = _Reduced(bad, what, scattered)
 
     def _begin(self, backward: int) -> None:
-        self._backward = backward
-        if self._stepped:
-            self._found, self._stepped = {}, False
+        self._backward, self._below = backward, None
+        if self._steps != _state.steps:
+            self._found, self._steps = {}, _state.steps
+        for place in [each for each in _scattered if each[0].expired()]:
+            del _scattered[place]
         if self._tells:
+            self._due = True
             torch.autograd.Variable._execution_engine.queue_callback(self._tell)
 
     def _tell(self) -> None:
-        mine = self._found.get(self._me)
-        if mine is not None and mine.backward != self._backward:
-            mine = None
-        row = None if mine is None else (f"{int(mine.scattered)}{mine.what}", mine.kind)
-        for rank, (text, kind) in self._of_all_ranks(row).items():
-            self._found[rank] = _Reduced(self._backward, kind, text[1:], text[0] == "1")
+        if not self._due:
+            return
+        self._due = False
+        reporter = self._reporter
+        if reporter is not self:
+            reporter._tell()  # first, as these pass it on
+        found = reporter._found
+        rank = self._me if self._me in found else min(found, default=None)
+        row = None
+        if rank is not None:
+            row = f"{rank} {int(found[rank].scattered)} {found[rank].what}", found[rank].kind
+        for text, kind in self._of_all_ranks(row).values():
+            whose, scattered, what = text.split(" ", 2)
+            found.setdefault(int(whose), _Reduced(kind, what, scattered == "1"))
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if _graph_task() >= 0:  # it steps by one parameter after the other
-            return
-        self._stepped = True
-        if not self._found or _is_skipped(optimizer):
+        if _graph_task() >= 0 or not self._found:
             return
         rows = [p for group in optimizer.param_groups for p in group["params"]]
         name = _first_bad(optimizer, rows)
         used = {
             rank: (name or found.what, found.kind)
             for rank, found in self._found.items()
-            if name is not None or (found.scattered and found.backward == self._backward)
+            if name is not None or found.scattered
         }
         if used:
             self._found = {}
-        self._report(used)
+            if not _is_skipped(optimizer):
+                self._report(used)
+
+
+# By the place of sums that have been scattered, as long as it lasts: who has looked at them.
+_scattered: dict[tuple[Any, ...], weakref.ref[ReductionLooks]] = {}
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Its memory, which a later tensor never has while this is kept, and where it lies there."""
+    storage: Any = StorageWeakRef
+    return storage(tensor.untyped_storage()), tensor.storage_offset(), tensor.numel()
 
 
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:

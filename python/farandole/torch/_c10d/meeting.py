@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from farandole import _core, _endings, _hosts, _meeting, _world
 from farandole._core import RendezvousError
+from farandole._numerics import is_asked_for
 from farandole._tables import listed
 from farandole._world import Group
 
@@ -41,6 +42,7 @@ class _Post:
     world: str | None  # the name of the world it is in
     world_rank: int
     token: int  # the first rank's names the new group, and the new world if there is none
+    tells: bool  # it is asked to tell the others of gradients that are not finite
 
 
 def _my_post() -> _Post:
@@ -51,6 +53,7 @@ def _my_post() -> _Post:
         f"{place.job} of {place.size}" if alive and place is not None else None,
         place.rank if alive and place is not None else -1,
         secrets.randbits(62),
+        is_asked_for(),
     )
 
 
@@ -97,7 +100,13 @@ def _check(posts: list[_Post]) -> None:
 
 class Membership:
     """A group of the engine, made through a store. The last one to leave shuts down the world that
-    a meeting entered."""
+    a meeting entered.
+
+    Attributes:
+        name: of the group; no other group's, ever.
+        group: of the engine.
+        tells: whether its ranks tell each other of gradients that are not finite: all are asked to.
+    """
 
     _entered: Group | None = None  # the world that a meeting entered
     _members = 0  # memberships that keep it
@@ -106,7 +115,8 @@ class Membership:
         posts = _exchange(store, rank, size, _my_post(), timeout)
         _check(posts)
         token = posts[0].token
-        self.name = f"farandole-{token:x}"  # no other group's, ever
+        self.name = f"farandole-{token:x}"
+        self.tells = all(post.tells for post in posts)
         if posts[0].world is None:
             spread = len({post.place for post in posts}) > 1 or _hosts.is_split()
             _world.enter(
@@ -138,8 +148,8 @@ class Membership:
                 _world.shutdown()
 
 
-def group_beside(group: dist.ProcessGroup, name: str) -> Group:
-    """A group of a process group's ranks (of any backend), with its own order of operations."""
+def meet_beside(group: dist.ProcessGroup, name: str) -> Membership:
+    """In a group of a process group's ranks (of any backend), with its own order of operations."""
     store = PrefixStore(name, dist.distributed_c10d._get_process_group_store(group))
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    return Membership(store, rank, size, dist.default_pg_timeout).group
+    return Membership(store, rank, size, dist.default_pg_timeout)

@@ -118,7 +118,7 @@ class Reducing(EngineGroup):
                 f"reduce_scatter with {name_of(opts.reduceOp)} on {tensor.dtype}: neither "
                 "farandole nor gloo has it"
             )
-        self._looks.look("reduce_scatter", found[0], given)
+        self._looks.look("reduce_scatter", found[0], given, tensor)
         return {"op": found[0], "prescale": found[1]}
 
     # Names of the same methods before PyTorch 2.13.

@@ -165,8 +165,7 @@ class OwnGradients:
         self._number += 1
         for i, p in enumerate(self._parameters):
             if p is not None and p.grad is not None:
-                values = p.grad._values() if p.grad.is_sparse else p.grad
-                kind = exact_kind(values, total_of(values))
+                kind = exact_kind(p.grad, total_of(p.grad))
                 if kind is not None:
                     return Found(i, kind)
         return None
