@@ -54,7 +54,10 @@ def test_a_rank_is_lost_and_the_result_is_that_of_no_fault(where: str, who: int)
     done = job(3, "--min-np=2", program=("8", f"{where}:{who}:1"))
     left = ["0", "1", "2"]
     left.remove(str(who))
-    assert worlds(done)[:2] == ["workers 0, 1, 2", f"workers {', '.join(left)}"]
+    first, second, *_ = worlds(done)
+    assert first == "workers 0, 1, 2"
+    # A new worker may have come before the others have met.
+    assert second in (f"workers {', '.join(left)}", f"workers {', '.join([*left, '3'])}")
     found = results(done)
     assert 2 <= len(found) <= 3
     assert set(found) == {(8, serial(8))}, done.stdout
