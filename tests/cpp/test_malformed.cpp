@@ -52,7 +52,7 @@ Signature signature_by_name(Collective kind, std::vector<int64_t> shape) {
 TEST(a_message_is_as_long_as_its_fields) {
   check_every_length(DeathMessage{});
   check_every_length(AnswerMessage{7, StreamProgress{1, 2, {3}}});
-  check_every_length(OrderedAgreed{{true, 1}, 2, {3, 4}});
+  check_every_length(OrderedAgreed{{true, 1}, 2, {{3, 4}}});
   check_every_length(Shown{describe(Operation{}), {BundledArray{}}});
 }
 
