@@ -30,7 +30,7 @@ def traces(wheel: zipfile.ZipFile) -> Iterator[str]:
         yield f"entries have the modes {', '.join(sorted(modes))}"
     words = [f"{folder}/" for folder in FOLDERS] + [time.strftime(form) for form in DATES]
     for entry in entries:
-        if entry.filename.endswith(".so"):
+        if entry.filename.endswith((".so", ".fatbin")):
             image = wheel.read(entry)
             yield from (f"{entry.filename} has {w!r}" for w in words if w.encode() in image)
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FATBIN = b"\x50\xed\x55\xba"  # how an image of kernels begins
 KERNELS = {"NVRTC": {"nvidia-cuda-cccl-cu12"}, "nvcc": set[str]()}  # compilers, and their headers
 LIBCXX = {"libc++", "libc++abi", "libunwind", "compiler_rt"}  # that zig links in
 COMPILERS = {"GNU": r"GCC: \(.+\) ", "Clang": "clang version "}  # as .comment spells them
@@ -61,7 +60,10 @@ def differences(folder: Path) -> Iterator[str]:
     listed = {part["name"]: part["licenses"][0]["expression"] for part in bill["components"]}
     tools = {tool["name"]: tool["version"] for tool in bill["metadata"]["tools"]["components"]}
 
-    contained = _contained(libraries, tools)
+    contained = set[str]().union(*(library.contains() for library in libraries))
+    if any(folder.rglob("*.fatbin")):
+        by = [name for name in KERNELS if name in tools]
+        contained |= KERNELS[by[0]] if by else {"a compiler of kernels"}
     yield from (f"{name} is in the wheel, not in its bill" for name in contained - set(listed))
     yield from (f"{name} is in the bill only" for name in set(listed) - contained - UNSEEN)
     for library in libraries:
@@ -75,14 +77,6 @@ def differences(folder: Path) -> Iterator[str]:
     yield from (f"{name} has a notice and is not in the bill" for name in notices - set(listed))
     missing = {name for name, license in listed.items() if " WITH " not in license} - notices
     yield from (f"there is no notice of {name}" for name in missing)
-
-
-def _contained(libraries: list[Library], tools: dict[str, str]) -> set[str]:
-    found = set[str]().union(*(library.contains() for library in libraries))
-    if any(FATBIN in library.image for library in libraries):
-        by = [name for name in KERNELS if name in tools]
-        found |= KERNELS[by[0]] if by else {"a compiler of kernels"}
-    return found
 
 
 def _made(library: Library, compiler: str, version: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import farandole as fd
-from farandole import _core, cuda
+from farandole import _core
 from farandole.testing import run_ranks
 
 ALLOWED = {"farandole", "numpy", "pip", "setuptools"}
@@ -59,8 +59,9 @@ def check_instructions() -> None:
 
 def check_kernels(has: bool) -> None:
     """A build that finds no compiler for them goes without them, and nothing else would tell."""
-    compiler = cuda._table().nvcc
+    compiler = _core.kernel_compiler()
     assert bool(compiler) == has, f"kernels for devices are there: {not has}"
+    assert (Path(_core.__file__).parent / "kernels.fatbin").exists() == has
     if has and "NVRTC_PACKAGES" in os.environ:
         assert compiler // 1000 == 12, f"kernels are of CUDA {compiler}, and need such a driver"
 

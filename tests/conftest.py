@@ -54,8 +54,8 @@ def faulty_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for module in (harness.TREE / "faulty").glob("_core*.so"):
         (package / module.name).symlink_to(module)
-    for module in Path(farandole.__file__).parent.glob("_cuda*.so"):
-        (package / module.name).symlink_to(module)
+    for kernels in Path(farandole.__file__).parent.glob("kernels.fatbin"):
+        (package / kernels.name).symlink_to(kernels)
     return package.parent
 
 

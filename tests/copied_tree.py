@@ -98,8 +98,8 @@ class CopiedTree:
             self._link_modules()
 
     def _link_modules(self) -> None:
-        plug_ins = [self.build_folder / name for name in ("_tf.so", "_cuda.so")]
-        for library in [*self.build_folder.glob("_core*.so"), *plug_ins]:
+        others = [self.build_folder / name for name in ("_tf.so", "kernels.fatbin")]
+        for library in [*self.build_folder.glob("_core*.so"), *others]:
             link = self.root / "python" / "farandole" / library.name
             link.unlink(missing_ok=True)
             link.symlink_to(library)

@@ -15,7 +15,8 @@ PACKAGE = ROOT / "python" / "farandole"
 
 # Folders that each folder of csrc may include, besides itself and base.
 POLLED = {"engine", "stream", "control", "transport", "schedule"}
-EDGE = POLLED | {"jax", "named", "fusion", "devices", "backends", "group", "fold"}
+CUDA = {"cuda", "cuda/driver", "cuda/exchange", "cuda/nccl"}
+EDGE = POLLED | CUDA | {"jax", "named", "fusion", "devices", "backends", "group", "fold"}
 ALLOWED = {
     "base": set(),
     "schedule": set(),
@@ -26,16 +27,15 @@ ALLOWED = {
     "engine": POLLED,
     "backends": POLLED - {"control"} | {"fold"},
     "group": POLLED | {"fold"},
-    "devices": POLLED
-    | {"group", "named", "fusion", "fold"},  # knows CUDA by base/cuda_table.h alone
+    "devices": POLLED | {"group", "named", "fusion", "fold"} | CUDA,
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
-    "jax": POLLED | {"fusion", "group", "fold", "devices"},
+    "jax": POLLED | {"fusion", "group", "fold", "devices", "cuda/driver"},
     "cuda": {"cuda/kernels", "fold", "schedule"},
     "cuda/kernels": {"fold"},  # also compiled by nvcc, so only formulas
     "cuda/driver": set(),
-    "cuda/nccl": {"cuda/driver"},
-    "cuda/library": {"cuda", "cuda/driver", "cuda/kernels", "cuda/nccl"},
+    "cuda/nccl": {"cuda", "cuda/driver"},
+    "cuda/exchange": {"cuda", "cuda/driver", "cuda/kernels", "cuda/nccl"},
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": EDGE,
     # Code for tests alone, below tests/.

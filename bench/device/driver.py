@@ -4,7 +4,6 @@ installed farandole has. Needs no compiler."""
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from ctypes import byref, c_double, c_float, c_int64, c_size_t, c_uint8, c_uint32, c_uint64
 from pathlib import Path
@@ -16,7 +15,6 @@ from farandole import _core
 
 THREADS = 256  # of a block: csrc/cuda/kernels/parameters.h
 _BATCHES = 5
-_FATBIN = struct.pack("<IHH", 0xBA55ED50, 1, 16)  # how an image begins; then its bytes
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
@@ -53,12 +51,10 @@ class Pieces(ctypes.Structure):
 
 def _image() -> bytes:
     """The kernels, as nvcc or NVRTC has made them."""
-    library = (Path(_core.__file__).parent / "_cuda.so").read_bytes()
-    begin = library.find(_FATBIN)
-    if begin < 0:
+    kernels = Path(_core.__file__).parent / "kernels.fatbin"
+    if not kernels.exists():
         raise Failed("this build of farandole has no kernels: it had no compiler for them")
-    (size,) = struct.unpack_from("<Q", library, begin + len(_FATBIN))
-    return library[begin : begin + len(_FATBIN) + 8 + size]
+    return kernels.read_bytes()
 
 
 class Device:

@@ -1,5 +1,5 @@
 // The factors of an optimizer's step: plain values, the same for the host's loops, the kernels of
-// devices and the library between (base/cuda_table.h).
+// devices and the library between (cuda/work.h).
 #pragma once
 
 #include <cstddef>

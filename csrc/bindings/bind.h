@@ -31,6 +31,7 @@ void bind_plugins(py::module_& module);
 void bind_watch(py::module_& module);
 void bind_trace(py::module_& module);
 void bind_jax(py::module_& module);
+void bind_cuda(py::module_& module);
 void bind_devices(py::module_& module);
 void bind_device_gradients(py::module_& module);
 

@@ -104,7 +104,8 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
   question.no_nccl = no_nccl;
   question.switched = switched;
   question.spin_bytes = spin_bytes;
-  if (piece_bytes > 0) question.lanes = {lanes, piece_bytes};
+  if (piece_bytes > 0)
+    question.lanes = {.lanes = static_cast<uint32_t>(lanes), .piece_bytes = piece_bytes};
   question.staged_piece = staged_piece_bytes;
   question.take_turns = take_turns;
   py::list rows;

@@ -8,6 +8,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/known_arrays.h"
+#include "devices/library.h"
 
 namespace farandole {
 namespace {
@@ -195,17 +196,14 @@ void refuse_spoilt_capture(Group& group, const DeviceSpan& span) {
 
 /// The number of the device that has an array, as the driver knows it.
 int where_it_lies(Group& group, const Buffer& buffer, const char* what) {
-  int32_t ordinal = 0;
   try {
-    or_fail_group(group, [&] {
-      ask_cuda(cuda_library().device_of, reinterpret_cast<uint64_t>(buffer.data), &ordinal);
-      return true;
+    return or_fail_group(group, [&] {
+      return cuda::device_of(*cuda::Driver::of_process(), reinterpret_cast<uint64_t>(buffer.data));
     });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::invalid_argument) throw;
     throw unfit(what, "is not on a CUDA device: " + error.verdict(), error.advice());
   }
-  return ordinal;
 }
 
 /// Its owner may be mistaken.
@@ -272,7 +270,7 @@ PlacedOperand place_both(Group& group, const py::object& input, const py::object
 void require_cuda(const char* what) {
   try {
     const py::gil_scoped_release unlocked;  // finding it runs Python
-    cuda_library();
+    require_devices();
   } catch (const Error& why) {
     if (why.code() == ErrorCode::forked) throw;
     throw unfit(what, "is on a CUDA device, which cannot be used here: " + why.verdict(),
@@ -403,23 +401,6 @@ void bind_devices(py::module_& module) {
            }),
            py::arg("pointer"), py::arg("count"), py::arg("dtype"), py::arg("device"),
            py::arg("current_stream"), py::arg("owner") = py::none());
-  module.def(
-      "use_cuda",
-      [](py::object find) {
-        // Never freed: frameworks' threads may outlive the interpreter.
-        find_cuda_by([held = find.release().ptr()]() -> const CudaTable* {
-          const py::gil_scoped_acquire locked;
-          try {
-            const py::object address = py::reinterpret_borrow<py::object>(held)();
-            return reinterpret_cast<const CudaTable*>(address.cast<uintptr_t>());
-          } catch (py::error_already_set& error) {
-            throw Error(ErrorCode::device, py::str(error.value()));
-          }
-        });
-      },
-      py::arg("find"),
-      "`find()` gives the address of the table of the library for CUDA (csrc/base/cuda_table.h), "
-      "or raises why there is none. It is called when the first array on a device is met.");
 }
 
 }  // namespace farandole

@@ -24,6 +24,7 @@ PYBIND11_MODULE(_core, module) {
   bind_watch(module);
   bind_trace(module);
   bind_jax(module);
+  bind_cuda(module);
   bind_devices(module);
   bind_device_gradients(module);
 }

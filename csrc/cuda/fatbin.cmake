@@ -1,7 +1,7 @@
 # The kernels for devices, where there is a compiler for them (kernel_compiler.cmake).
 #
-# Targets, only with one: farandole_cuda_fatbin, an object library with the image of fatbin.h, and
-# farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
+# Targets, only with one: farandole_kernels, the file kernels.fatbin, which is installed beside the
+# module, and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
 include(csrc/cuda/kernel_compiler.cmake)
 
 # Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
@@ -74,7 +74,7 @@ if(compiler)
     file(SHA256 ${FARANDOLE_NVRTC_SCRIPT} hash)
     string(APPEND made_of ${hash})
   endif()
-  # What a driver has to be for them: library/kernel_image.h.
+  # What a driver has to be for them: exchange/kernel_image.h.
   string(REPLACE sm_ "" FARANDOLE_KERNEL_CODES "${code_list}")
 
   # By way of PTX of the oldest architecture, and with that.
@@ -92,7 +92,7 @@ if(compiler)
                      DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
   add_custom_target(farandole_cuda_ptx DEPENDS ${ptx})
 
-  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.fatbin)
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/kernels.fatbin)
   set(compile ${compiler} ${flags} -fatbin ${container}
               -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
   if(FARANDOLE_FATBIN_CACHE)
@@ -111,9 +111,7 @@ if(compiler)
     add_custom_command(OUTPUT ${fatbin} COMMAND ${compile} ${fatbin}
                        DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
   endif()
-  set(embedded ${CMAKE_CURRENT_BINARY_DIR}/farandole_fatbin.cpp)
-  configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
-  set_source_files_properties(${embedded} PROPERTIES OBJECT_DEPENDS ${fatbin})
-  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL ${embedded})
-  target_link_libraries(farandole_cuda_fatbin PRIVATE farandole_flags)
+  add_custom_target(farandole_kernels DEPENDS ${fatbin})
+  set_source_files_properties(csrc/cuda/exchange/kernel_image.cpp PROPERTIES COMPILE_DEFINITIONS
+      "FARANDOLE_NVCC=${FARANDOLE_NVCC_VERSION};FARANDOLE_KERNEL_CODES=${FARANDOLE_KERNEL_CODES}")
 endif()

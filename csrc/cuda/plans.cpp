@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/cuda_table.h"
 #include "base/error.h"
 #include "fold/kernels.h"
 #include "schedule/planners.h"
@@ -27,7 +26,6 @@ constexpr double kLinkBandwidth = 4.5e11, kLinkLatency = 2e-6, kBytesOfBlock = 8
 constexpr auto kLinkBlocks =
     static_cast<uint64_t>(1.5 * kLinkBandwidth * kLinkLatency / kBytesOfBlock);
 /// Lanes beyond these would move no more, and leave less of the device to what runs beside them.
-constexpr uint32_t kMostLanes = kCudaMostLanes;
 /// Smaller slots are handed over more often than they are worth, larger ones later than they could.
 constexpr uint64_t kLeastSlotBytes = 256, kMostSlotBytes = 16384;
 /// Scratch of any planner, in arrays of the piece's length; and packs that each lane may have
@@ -201,7 +199,7 @@ LaneTable lanes_of(const LanesAsked& asked, uint32_t rank, uint32_t size) {
 
 /// In every lane a rank exchanges each segment at most twice with each other one.
 size_t longest_lane_table(uint32_t size) {
-  const size_t steps = size_t{kCudaMostSegments} * (2 * size + 2);
+  const size_t steps = size_t{kMostSegments} * (2 * size + 2);
   return std::bit_ceil(kMostLanes * (steps * sizeof(LaneStep) + 2 * sizeof(uint32_t)));
 }
 

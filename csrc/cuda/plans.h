@@ -58,6 +58,8 @@ struct LaneTable {
 };
 LaneTable lanes_of(const Schedule& schedule, int lanes);
 
+inline constexpr uint32_t kMostLanes = 32, kMostSegments = 8;  // that schedules may have
+
 /// The key of a schedule, of which each rank plans its own. Elements left beside whole grains have
 /// a schedule by themselves, in the last lane.
 struct LanesAsked {
@@ -102,7 +104,7 @@ uint32_t blocks_for(Work work, uint64_t bytes, const Room& room);
 /// How lanes use `bytes` of memory that each rank has, of which it hands `shared` to the others at
 /// most: a piece lies at the begin and scratch for it behind that, slots are the last.
 struct LaneRoom {
-  uint32_t lanes = 1;        // at most
+  uint32_t lanes = 0;        // at most; 0: there is no room
   uint64_t piece_bytes = 0;  // a multiple of 128: no piece begins within a pack
   uint64_t scratch_bytes = 0;
   uint64_t mailbox_bytes = 0;

@@ -103,7 +103,7 @@ ChannelCosts lane_costs(int lanes) {
 /// A schedule, and its room. Without any, the room of a device with many multiprocessors counts.
 struct Lanes {
   explicit Lanes(const DeviceQuestion& q)
-      : room(q.lanes.lanes > 0 ? q.lanes : CudaLaneRoom{.lanes = 32, .piece_bytes = 1 << 23}),
+      : room(q.lanes.lanes > 0 ? q.lanes : cuda::LaneRoom{.lanes = 32, .piece_bytes = 1 << 23}),
         shape(lanes_shape(q.spec.kind, q.shape, size_of(q.dtype), room)),
         costs(lane_costs(shape.lanes)) {
     if (q.asked.planner.empty()) {
@@ -114,7 +114,7 @@ struct Lanes {
     if (named != nullptr && is_allowed(*named, shape, q.level)) planner = named;
   }
 
-  CudaLaneRoom room;
+  cuda::LaneRoom room;
   Shape shape;
   ChannelCosts costs;
   const Planner* planner = nullptr;
@@ -199,7 +199,7 @@ const Planner* lanes_planner(const DeviceQuestion& q) {
   return has_steps(q.spec.kind) ? Lanes(q).planner : nullptr;
 }
 
-Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRoom& room) {
+Shape lanes_shape(Collective kind, Shape shape, size_t element, const cuda::LaneRoom& room) {
   constexpr size_t kOfLane = 4 * 1024;      // bytes that are worth another block
   constexpr size_t kOfSegment = 64 * 1024;  // and another round
   const size_t bytes = amount_of(kind, shape) * element;
@@ -207,7 +207,7 @@ Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRo
   const size_t lanes = std::clamp<size_t>(bytes / kOfLane, 1, most);
   shape.lanes = static_cast<int>(lanes);
   shape.segments =
-      static_cast<int>(std::clamp<size_t>(bytes / lanes / kOfSegment, 1, kCudaMostSegments));
+      static_cast<int>(std::clamp<size_t>(bytes / lanes / kOfSegment, 1, cuda::kMostSegments));
   return shape;
 }
 

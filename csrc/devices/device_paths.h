@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/cuda_table.h"
 #include "base/dtype.h"
+#include "cuda/plans.h"
 #include "schedule/collective_spec.h"
 #include "schedule/schedule.h"
 
@@ -35,7 +35,7 @@ struct DeviceQuestion {
   bool switched = false;             // a switch joins all ranks' devices, and folds for NCCL
   size_t spin_bytes = 0;    // that a kernel which waits for others can take; 0: there is none
   Shape shape{};            // as schedules are for; its counts live as long
-  CudaLaneRoom lanes{};     // no lanes: there is no such kernel for schedules
+  cuda::LaneRoom lanes{};   // no lanes: there is no such kernel for schedules
   size_t staged_piece = 0;  // bytes of those in which a long array goes by the host; 0: as a whole
   bool take_turns = false;  // ranks that share a device run there by slices of its time
   bool apart = false;       // it is of several arrays that travel as one
@@ -71,7 +71,7 @@ std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level);
 /// former does not exist, or the level forbids it.
 const Planner* lanes_planner(const DeviceQuestion& question);
 /// The shape with its numbers of lanes and segments.
-Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRoom& room);
+Shape lanes_shape(Collective kind, Shape shape, size_t element, const cuda::LaneRoom& room);
 
 /// Each path with its words for this question.
 struct DeviceCandidate {

@@ -14,35 +14,26 @@ bool LossWatch::due() {
 }
 
 DeviceQueue::DeviceQueue(int device, int doorbell)
-    : library_(cuda_library()),
-      device_(device),
-      doorbell_(checked(::fcntl(doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
-      queue_(ask_cuda(library_.open_queue, device, doorbell_.get()), library_.close_queue) {}
+    : doorbell_(checked(::fcntl(doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
+      streams_(cuda::DeviceContext::retain(cuda::Driver::of_process(), device), doorbell_.get()) {}
 
 DevicePages DeviceQueue::register_pages(std::byte* pages, size_t bytes) {
-  return {ask_cuda(library_.register_pages, queue_.get(), pages, bytes), library_.release_pages};
+  return std::make_shared<cuda::RegisteredPages>(streams_.context(), std::span(pages, bytes));
 }
 
 DeviceRoom DeviceQueue::allocate(size_t bytes) {
-  DeviceRoom room;
-  CudaMemory* const made = ask_cuda(library_.allocate, queue_.get(), bytes, &room.address);
-  room.memory = {made, library_.release};
-  return room;
+  std::shared_ptr<cuda::DeviceMemory> memory =
+      cuda::allocate_device(streams_.context(), bytes, cuda::Sharing::none);
+  const cuda::StreamRef& stream = streams_.stream(kToDevice);
+  stream.fill(memory->address(), 0, bytes);
+  stream.synchronize();
+  const uint64_t address = memory->address();
+  return {std::move(memory), address};
 }
 
-void DeviceQueue::copy_to_host(const DevicePages& to, uint64_t from, size_t bytes, size_t offset) {
-  ask_cuda(library_.copy_to_host, queue_.get(), to.get(), offset, from, bytes);
-}
-
-void DeviceQueue::copy_to_device(uint64_t to, const DevicePages& from, size_t bytes,
-                                 size_t offset) {
-  ask_cuda(library_.copy_to_device, queue_.get(), to, from.get(), offset, bytes);
-}
-
-uint32_t DeviceQueue::mark(CudaWay way) {
-  uint32_t number = 0;
-  ask_cuda(library_.mark, queue_.get(), way, &number);
-  return number;
+bool DeviceQueue::is_captured(uint64_t stream) const {
+  return cuda::StreamRef(streams_.context(), std::bit_cast<cuda::StreamHandle>(stream))
+      .is_captured();
 }
 
 }  // namespace farandole

@@ -1,99 +1,126 @@
 #include "devices/exchange.h"
 
-#include "base/fixed_text.h"
+#include <fcntl.h>
+
+#include <bit>
+#include <mutex>
+#include <utility>
+#include <vector>
+
 #include "base/log.h"
+#include "cuda/exchange/kernel_image.h"
 
 namespace farandole {
 namespace {
 
 constexpr uint32_t kWordsAreLost = 1;  // a note of a check
 
+/// Exchanges of worlds that have ended, which graphs may still use.
+struct KeptForGraphs {
+  std::mutex mutex;  // guards all
+  std::vector<std::unique_ptr<DeviceExchange>> all;
+
+  void sweep() {
+    const std::lock_guard lock(mutex);
+    std::erase_if(all, [](const auto& kept) { return !kept->has_graphs(); });
+  }
+  void add(std::unique_ptr<DeviceExchange> exchange) {
+    const std::lock_guard lock(mutex);
+    all.push_back(std::move(exchange));
+  }
+};
+
+KeptForGraphs& kept_for_graphs() {
+  static auto* const one = new KeptForGraphs;
+  return *one;
+}
+
+void close(DeviceExchange* exchange) {
+  std::unique_ptr<DeviceExchange> closing(exchange);
+  if (closing->has_graphs()) {
+    closing->give_up_graphs();
+    kept_for_graphs().add(std::move(closing));
+  }
+  closing.reset();
+  kept_for_graphs().sweep();
+}
+
 }  // namespace
 
-DeviceExchange::DeviceExchange(const CudaExchangeShape& shape)
-    : library_(cuda_library()),
-      device_(shape.device),
-      exchange_(ask_cuda(library_.open_exchange, &shape), library_.close_exchange) {}
+std::shared_ptr<DeviceExchange> DeviceExchange::open(const CudaExchangeShape& shape) {
+  kept_for_graphs().sweep();
+  const auto context = cuda::DeviceContext::retain(cuda::Driver::of_process(), shape.device);
+  return {new DeviceExchange(context, shape), close};
+}
 
-PeerOffer DeviceExchange::open_bucket() {
+PeerOffer DeviceExchange::offer_bucket() {
+  open_bucket(cuda::kernel_image());
+  cuda::MemoryExport shared = share();
   PeerOffer mine;
-  CudaShare share{};
-  int32_t descriptor = -1;
-  ask_cuda(library_.open_bucket, exchange_.get(), &share, &descriptor);
-  mine.descriptor = Fd(descriptor);
-  mine.put(share);
+  mine.put(BucketOffer{.id = shared.id,
+                       .bytes = shared.bytes,
+                       .device = shared.device,
+                       .multiprocessors = multiprocessors(),
+                       .by_handle = shared.kind == cuda::ExportKind::ipc,
+                       .takes_turns = takes_turns(),
+                       .multicast = device().multicast,
+                       .handle = shared.handle});
+  mine.descriptor = std::move(shared.descriptor);
   return mine;
 }
 
 void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
-  bool by_kernels = false;
-  for (int r = 0; r < static_cast<int>(all.size()); ++r) {
-    const PeerOffered& offered = all[static_cast<size_t>(r)];
-    const auto theirs = offered.get<CudaShare>();
-    if (r != own)
-      by_kernels |=
-          ask_cuda(library_.map_peer, exchange_.get(), r, &theirs, offered.descriptor) > 1;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (r == static_cast<size_t>(own)) continue;
+    const auto theirs = all[r].get<BucketOffer>();
+    cuda::MemoryExport shared{
+        .id = theirs.id,
+        .device = theirs.device,
+        .bytes = theirs.bytes,
+        .kind = theirs.by_handle ? cuda::ExportKind::ipc : cuda::ExportKind::descriptor,
+        .handle = theirs.handle,
+        .descriptor = {}};
+    if (!theirs.by_handle)
+      shared.descriptor = Fd(checked(::fcntl(all[r].descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
+    map(static_cast<uint32_t>(r), shared, theirs.multiprocessors, theirs.takes_turns);
   }
-  if (by_kernels)
+  if (!writes_words())
     log(LogLevel::info, "the driver lets no stream write to other ranks' memory: kernels do so");
-  ask_cuda(library_.prove_links, exchange_.get());
+  prove_links();
 }
 
 std::optional<uint32_t> DeviceExchange::check_links() {
-  CudaLinks links{};
-  ask_cuda(library_.look_at_links, exchange_.get(), &links);
-  if (links.proved == 0) return std::nullopt;
-  return links.words != 0 ? 0 : kWordsAreLost;
+  bool words = false;
+  if (!links_are_proved(words)) return std::nullopt;
+  return words ? 0 : kWordsAreLost;
 }
 
 void DeviceExchange::heed(uint32_t notes) {
   if ((notes & kWordsAreLost) == 0) return;
   log(LogLevel::warning,
       "what streams write to other ranks' devices does not arrive: kernels do so");
-  library_.write_by_kernels(exchange_.get());
+  write_by_kernels();
 }
 
-int DeviceExchange::find_nccl() {
-  CudaNcclLibrary found{};
-  ask_cuda(library_.find_nccl, &found);
-  return found.version;
+StepMoments DeviceExchange::moments_after(const std::set<uint64_t>& streams, bool timed) {
+  std::vector<cuda::StreamHandle> handles;
+  for (const uint64_t stream : streams)
+    handles.push_back(std::bit_cast<cuda::StreamHandle>(stream));
+  auto made = moments(handles, timed ? cuda::Timing::on : cuda::Timing::off);
+  return {made.release(), [self = shared_from_this()](cuda::Moments* moments) {
+            self->give_back(std::unique_ptr<cuda::Moments>(moments));
+          }};
 }
 
 bool DeviceExchange::scales_results() {
   try {
-    ask_cuda(library_.load_scales, exchange_.get());
+    load_scales(cuda::kernel_image());
     return true;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
     log(LogLevel::info, "NCCL scales the inputs of means: " + error.verdict());
     return false;
   }
-}
-
-std::string DeviceExchange::bus_id() const {
-  CudaDevice device{};
-  ask_cuda(library_.device, device_, &device);
-  return text_in(device.bus_id);
-}
-
-CudaNcclId DeviceExchange::make_nccl_id() {
-  CudaNcclId id{};
-  ask_cuda(library_.make_nccl_id, &id);
-  return id;
-}
-
-StepMoments DeviceExchange::moments(const std::set<uint64_t>& streams, bool timed) {
-  const std::vector<uint64_t> all(streams.begin(), streams.end());
-  return {ask_cuda(library_.open_moments, exchange_.get(), all.data(), all.size(), timed ? 1 : 0),
-          [self = shared_from_this()](CudaMoments* moments) {
-            self->library_.close_moments(self->exchange_.get(), moments);
-          }};
-}
-
-uint32_t DeviceExchange::end(CudaMoments& moments) {
-  uint32_t number = 0;
-  ask_cuda(library_.end, exchange_.get(), &moments, &number);
-  return number;
 }
 
 }  // namespace farandole

@@ -1,5 +1,6 @@
 #include "devices/graph_backend.h"
 
+#include <bit>
 #include <utility>
 
 #include "devices/staged_copies.h"
@@ -43,9 +44,10 @@ void GraphBackend::capture() {
   const Shape shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size()));
   StepPieces pieces(o, shape, *arrays_, piece_bytes_);
   try {
-    exchange_->begin_captured(*arrays_->graph, watch_.add(title_of(o, sequence_)));
+    exchange_->captured().begin(std::bit_cast<cuda::StreamHandle>(*arrays_->graph),
+                                watch_.add(title_of(o, sequence_)));
     for (size_t i = 0; i < pieces.size(); ++i) exchange_->run(pieces[i]);
-    exchange_->end_captured();
+    exchange_->captured().end();
   } catch (const Error& error) {
     throw on_rank(error, host_.rank);
   }

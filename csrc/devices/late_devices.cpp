@@ -37,9 +37,9 @@ std::optional<Error> LateDevices::look(const LateStep& step, TimePoint when) {
     asked_ = when;
     seen_.reset();
   }
-  const CudaLate found = exchange_->look_for_late();
-  if (found.known != 0 && std::exchange(seen_, found.ranks) == found.ranks) {
-    if (found.ranks != 0) return blame(step, found.ranks);
+  const auto found = exchange_->look_for_late();
+  if (found && std::exchange(seen_, *found) == *found) {
+    if (*found != 0) return blame(step, *found);
     // All ranks have come, so the rest is this rank's own work. Lanes still wait for each other.
     if (step.held_up != DeviceWay::lanes) return blame(step, uint64_t{1} << membership_.rank);
     return blame_nobody(step, "the devices of all ranks have begun it");
@@ -75,7 +75,7 @@ Error LateDevices::blame_nobody(const LateStep& step, const std::string& why) co
   where.operation = step.title;
   where.evidence = why;
   return {ErrorCode::stalled,
-          unfinished(step) + " on device " + std::to_string(exchange_->device()) + " of " +
+          unfinished(step) + " on device " + std::to_string(exchange_->ordinal()) + " of " +
               name_ranks({around_.host->rank}) + " after " + seconds_text(step.waited),
           std::move(where), "look what the streams of all ranks' devices wait for"};
 }

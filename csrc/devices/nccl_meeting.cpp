@@ -77,8 +77,8 @@ NcclOffer NcclMeeting::offer() const {
   if (!exchange_) return refusing<NcclOffer>("its device cannot be used");
   NcclOffer mine;
   try {
-    mine.shares = takes_several(exchange_->find_nccl());
-    copy_cut(exchange_->bus_id(), mine.bus_id);
+    mine.shares = takes_several(cuda::NcclLibrary::of_process().version);
+    copy_cut(exchange_->device().bus_id, mine.bus_id);
     mine.scales = exchange_->scales_results();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
@@ -189,7 +189,7 @@ NcclStart NcclMeeting::start() const {
   NcclStart made;
   made.scales = std::ranges::all_of(members_, [](const Member& m) { return m.offer->scales; });
   try {
-    const CudaNcclId id = exchange_->make_nccl_id();
+    const CudaNcclId id = cuda::NcclCommunicator::make_id();
     made.id.assign(std::begin(id.bytes), std::end(id.bytes));
   } catch (const Error& error) {
     return refusing<NcclStart>(named(0, error.verdict()));

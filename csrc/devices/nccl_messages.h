@@ -4,18 +4,18 @@
 
 #include <vector>
 
-#include "base/cuda_table.h"
 #include "base/message.h"
+#include "cuda/work.h"
 
 namespace farandole {
 
-inline constexpr size_t kNcclRefusalBytes = sizeof CudaFailure::verdict;
+inline constexpr size_t kNcclRefusalBytes = 512;
 
 /// A member's device, or why the member cannot take part.
 struct NcclOffer {
-  bool scales = false;                          // its kernels apply factors to results
-  bool shares = false;                          // its NCCL takes several ranks on a device
-  char bus_id[sizeof CudaDevice::bus_id] = {};  // its device's, on its host
+  bool scales = false;   // its kernels apply factors to results
+  bool shares = false;   // its NCCL takes several ranks on a device
+  char bus_id[32] = {};  // its device's, on its host
   char refusal[kNcclRefusalBytes] = {};
 };
 template <>

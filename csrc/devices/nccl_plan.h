@@ -3,24 +3,15 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
-#include "base/cuda_table.h"
 #include "base/dtype.h"
+#include "cuda/work.h"
 #include "schedule/collective_spec.h"
 
 namespace farandole {
 
 /// Why NCCL cannot fold this, as one clause; empty: it can. `spec` folds.
 std::string why_not_by_nccl(const CollectiveSpec& spec, DType dtype);
-
-struct NcclPlan {
-  std::vector<CudaNcclCall> calls;
-  DType dtype = DType::uint8;  // bytes, where nothing is folded
-  ReduceOp op = ReduceOp::sum;
-  double factor = 1;  // of every input
-  double finish = 1;  // of every result
-};
 
 /// A collective of `has_steps()`, whose arrays begin at these addresses. `scales_results`: else all
 /// factors are of inputs, by NCCL.

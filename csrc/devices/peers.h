@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "base/cuda_table.h"
 #include "base/fd.h"
+#include "cuda/work.h"
 #include "devices/parting.h"
 #include "stream/stream.h"
 

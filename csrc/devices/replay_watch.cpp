@@ -35,7 +35,7 @@ void ReplayWatch::end() {
     wait_at_the_end();
   } catch (const Error&) {  // NOLINT: nothing ends in a context that is lost
   }
-  if (const auto wrong = difference(exchange_->graph_state()); wrong && !reported_)
+  if (const auto wrong = difference(exchange_->captured().state()); wrong && !reported_)
     log(LogLevel::error, wrong->what());
   watch_.end();
   exchange_->give_up_graphs();
@@ -68,7 +68,7 @@ uint32_t ReplayWatch::add(std::string title) {
 }
 
 bool ReplayWatch::idle() const {
-  const CudaGraphState state = exchange_->graph_state();
+  const CudaGraphState state = exchange_->captured().state();
   return state.begun == state.ended;
 }
 
@@ -81,12 +81,13 @@ void ReplayWatch::report(const Error& error) {
 void ReplayWatch::poll() {
   if (titles_.empty()) return;
   watch_.poll();
-  if (!reported_ && exchange_->graphs_are_wrong()) report(*difference(exchange_->graph_state()));
+  if (!reported_ && exchange_->captured().is_wrong())
+    report(*difference(exchange_->captured().state()));
 }
 
 void ReplayWatch::look_around(TimePoint when) {
   if (titles_.empty()) return;
-  see(exchange_->graph_state(), when);
+  see(exchange_->captured().state(), when);
   if (!membership_.detector->failed()) {
     if (!watch_.idle() && when - seen_at_ > kUntilAbsenteesAreMissed)
       if (const auto absent = absentee()) report(*absent);
@@ -111,7 +112,7 @@ std::optional<Error> ReplayWatch::difference(const CudaGraphState& state) const 
                      ", rank " + std::to_string(other) + " at " + title_of(state.theirs),
                  where, "launch the same graphs in the same order on all ranks");
   }
-  if (state.overlaps == 0) return std::nullopt;
+  if (!state.overlaps) return std::nullopt;
   where.operation = title_of(state.at);
   return Error(ErrorCode::invalid_argument,
                "two CUDA graphs with collectives of one group ran at the same time on rank " +
@@ -125,7 +126,7 @@ std::optional<Error> ReplayWatch::absentee() const {
   for (const int member : membership_.members) {
     if (member == engine_.host().rank) continue;
     Context where;
-    where.operation = replay_of(exchange_->graph_state().at);
+    where.operation = replay_of(exchange_->captured().state().at);
     if (auto absence = absence_of(around_, member, where)) return absence;
   }
   return std::nullopt;

@@ -18,9 +18,9 @@ constexpr auto kSoon = std::chrono::milliseconds(1);
 constexpr uint64_t kNcclNumber = 1;
 
 bool needs_parting(const PeerOffer& bucket) {
-  CudaShare share;
-  std::memcpy(&share, bucket.data.data(), sizeof share);
-  return share.by_handle != 0;
+  BucketOffer offer;
+  std::memcpy(&offer, bucket.data.data(), sizeof offer);
+  return offer.by_handle;
 }
 
 }  // namespace
@@ -45,9 +45,9 @@ StepBackend::StepBackend(const Engine& engine, const Membership& membership, uin
       [this](std::span<const PeerOffered> all) {
         switched_ = true;
         for (const PeerOffered& theirs : all) {
-          const auto share = theirs.get<CudaShare>();
-          must_part_ |= share.by_handle != 0;
-          switched_ &= share.multicast != 0;
+          const auto offer = theirs.get<BucketOffer>();
+          must_part_ |= offer.by_handle;
+          switched_ &= offer.multicast;
         }
         exchange_->map_all(membership_.rank, all);
       },
@@ -244,19 +244,20 @@ void StepBackend::run_piece(size_t index) {
 /// A piece of the whole is a collective of its own; kernels of one operation follow each other.
 void StepBackend::run_lanes(size_t index) {
   const CudaPiece piece = pieces_.stretch(index);
+  const size_t element = size_of(operation_->input.dtype);
   Shape shape = pieces_.shape();
   shape.count = piece.count;
-  shape = lanes_shape(operation_->kind, shape, size_of(operation_->input.dtype), lane_room_);
-  CudaLanes lanes{.planner = {},
-                  .collective = static_cast<int32_t>(operation_->kind),
-                  .root = shape.root,
-                  .lanes = shape.lanes,
-                  .segments = shape.segments,
-                  .count = shape.count,
-                  .counts = shape.counts.data(),
-                  .counts_size = shape.counts.size()};
-  copy_cut(planner_->name, lanes.planner);
-  exchange_->run_lanes(lanes, piece, is_asked(way_));
+  shape = lanes_shape(operation_->kind, shape, element, lane_room_);
+  const bool is_whole = counts_of(operation_->kind, 1) == 0;  // else shares lie as they do
+  exchange_->run_lanes({.planner = std::string(planner_->name),
+                        .kind = operation_->kind,
+                        .count = shape.count,
+                        .counts = {shape.counts.begin(), shape.counts.end()},
+                        .root = shape.root,
+                        .lanes = shape.lanes,
+                        .segments = shape.segments,
+                        .grain = is_whole ? static_cast<uint32_t>(16 / element) : 1},
+                       piece, is_asked(way_));
 }
 
 /// Arrays that travel together are operations of NCCL's that run as one.
@@ -276,12 +277,7 @@ void StepBackend::run_nccl() {
     plan.calls.insert(plan.calls.end(), one.calls.begin(), one.calls.end());
   }
   asked_nccl_ = now();
-  exchange_->run_nccl({.calls = plan.calls.data(),
-                       .size = plan.calls.size(),
-                       .dtype = static_cast<int32_t>(plan.dtype),
-                       .op = static_cast<int32_t>(plan.op),
-                       .factor = plan.factor,
-                       .finish = plan.finish});
+  exchange_->run_nccl(std::move(plan));
 }
 
 /// Whether all of it is in the streams.
@@ -290,7 +286,7 @@ bool StepBackend::is_launched() { return way_ != DeviceWay::nccl || exchange_->n
 /// The trace event of the operation on the device, without its times.
 TraceEvent StepBackend::shown_in(Trace& trace) {
   if (std::exchange(traced_, &trace) != &trace)
-    track_ = trace.track("device " + std::to_string(exchange_->device()), stream_);
+    track_ = trace.track("device " + std::to_string(exchange_->ordinal()), stream_);
   const Operation& o = *operation_;
   TraceEvent event;
   event.kind = TraceKind::device;

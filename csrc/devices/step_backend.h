@@ -101,7 +101,7 @@ class StepBackend : public Backend {
   size_t count_ = 0, next_ = 0;  // of pieces
   DeviceWay way_ = DeviceWay::step;
   const Planner* planner_ = nullptr;  // whose schedule lanes run
-  CudaLaneRoom lane_room_{};
+  cuda::LaneRoom lane_room_{};
   std::string declined_;
   bool left_ = false;
   bool begun_ = false, in_part_ = false;  // its begin is in the streams, its end is not

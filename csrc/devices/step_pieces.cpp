@@ -40,25 +40,18 @@ StepPieces::StepPieces(const Operation& operation, const Shape& shape, const Ste
            .tile = arrays.norm ? kEpilogueBytes / size_of(dtype) : 0};
   common_.input = arrays.input;
   common_.output = arrays.output;
-  common_.dtype = static_cast<int32_t>(dtype);
-  common_.op = static_cast<int32_t>(operation.op);
-  if (!folds(operation.kind)) return;
-  const Scales scales = scales_for(dtype, operation.op, operation.prescale * arrays.prescale,
-                                   operation.postscale, shape.size);
-  common_.leaf_factor = scales.leaf.factor;
-  common_.leaf_divide = scales.leaf.divide;
-  common_.finish_factor = scales.finish.factor;
-  common_.finish_divide = scales.finish.divide;
+  common_.folding = {.dtype = dtype, .op = operation.op};
+  if (folds(operation.kind))
+    common_.folding.scales = scales_for(dtype, operation.op, operation.prescale * arrays.prescale,
+                                        operation.postscale, shape.size);
 }
 
 const CudaPiece& StepPieces::operator[](size_t index) {
   moves_ = piece_of(step_, index);
   if (step_.apart) farandole::lie_apart(moves_, arrays_->inputs, arrays_->outputs);
   piece_ = common_;
-  piece_.in = moves_.in.data();
-  piece_.ins = moves_.in.size();
-  piece_.out = moves_.out.data();
-  piece_.outs = moves_.out.size();
+  piece_.in = moves_.in;
+  piece_.out = moves_.out;
   piece_.first = moves_.first;
   piece_.count = moves_.count;
   piece_.folds_to = moves_.folds_to;
@@ -94,8 +87,7 @@ void StepPieces::add_updates() {
                         .kind = update.kind,
                         .factors = update.factors});
   }
-  piece_.updates = updates_.data();
-  piece_.update_count = updates_.size();
+  piece_.updates = updates_;
 }
 
 /// As add_updates(), for a norm. The piece begins with a tile of this rank's part.
@@ -112,11 +104,10 @@ void StepPieces::add_norms() {
                       .first_term = terms_});
     terms_ += tiles_of(begin, here.count, step_.tile);
   }
-  piece_.norms = norms_.data();
-  piece_.norm_count = norms_.size();
+  piece_.norms = norms_;
   piece_.norm_terms = arrays_->norm->terms;
   piece_.norm_tile = step_.tile;
-  piece_.norm_largest = arrays_->norm->largest ? 1 : 0;
+  piece_.norm_largest = arrays_->norm->largest;
 }
 
 CudaPiece StepPieces::whole() const {

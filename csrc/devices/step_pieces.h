@@ -1,4 +1,4 @@
-// One operation by steps, as the library for CUDA takes it: piece by piece, each with what it moves
+// One operation by steps, as an exchange takes it: piece by piece, each with what it moves
 // and folds, and where the arrays lie.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "base/cuda_table.h"
+#include "cuda/work.h"
 #include "devices/stretches.h"
 #include "schedule/schedule.h"
 

@@ -49,7 +49,7 @@ void StepWatch::end() {
     if (late || !first.number || membership_.detector->failed() || somebody_has_died()) {
       if (late)
         log(LogLevel::error, first.title + " was not complete on device " +
-                                 std::to_string(exchange_->device()) +
+                                 std::to_string(exchange_->ordinal()) +
                                  " when its rank ended: its result means nothing");
       break;  // the exchange drains
     }
@@ -116,7 +116,7 @@ size_t StepWatch::drop_complete() {
 void StepWatch::trace(const StepInFlight& step) {
   CudaTimes times{};
   try {
-    times = exchange_->times_of(*step.moments);
+    times = DeviceExchange::times_of(*step.moments);
   } catch (const Error&) {  // NOLINT: it was not traced from its begin, or the device is lost
     return;
   }

@@ -1,6 +1,7 @@
 #include "devices/steps.h"
 
 #include <algorithm>
+#include <bit>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -58,7 +59,7 @@ KeptForOthers& kept_for_others() {
 
 void keep_for_others(std::shared_ptr<DeviceExchange> exchange, PeerParting parting) {
   log(LogLevel::info, "other ranks have not let go of this one's memory of device " +
-                          std::to_string(exchange->device()) +
+                          std::to_string(exchange->ordinal()) +
                           " yet: it stays until they do, or until this process ends");
   kept_for_others().add({std::move(exchange), std::move(parting)});
 }
@@ -115,16 +116,16 @@ PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchang
   const Host& host = engine_.host();
   PeerOffer bucket;
   try {
-    exchange = std::make_shared<DeviceExchange>(
+    exchange = DeviceExchange::open(
         CudaExchangeShape{.device = device_,
                           .rank = group.rank(),
                           .size = group.size(),
                           .doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get(),
-                          .spins = in_graphs == InGraphs::no ? 1 : 0,
-                          .captured = in_graphs == InGraphs::yes ? 1 : 0,
+                          .spins = in_graphs == InGraphs::no,
+                          .captured = in_graphs == InGraphs::yes,
                           .link_blocks = engine_.options().device_link_blocks,
                           .bucket_bytes = engine_.options().device_bucket_bytes});
-    if (why_no_buckets(group).empty()) bucket = exchange->open_bucket();
+    if (why_no_buckets(group).empty()) bucket = exchange->offer_bucket();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
     bucket.refusal = error.verdict();
@@ -206,7 +207,7 @@ void Steps::await(const StepArrays& arrays) const {
 void Steps::hand_over(const StepArrays& arrays, std::optional<uint64_t> stream) {
   try {
     if (stream)
-      exchange_->complete_before(*arrays.moments, *stream);
+      exchange_->complete_before(*arrays.moments, std::bit_cast<cuda::StreamHandle>(*stream));
     else
       await(arrays);
   } catch (const Error& error) {

@@ -43,7 +43,7 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   /// Null without an exchange. `streams`: in which the operation's arrays are made, so that it
   /// waits for nothing else. The moments are timed while the engine is traced. Any thread.
   StepMoments moments(const std::set<uint64_t>& streams) const {
-    return exchange_ ? exchange_->moments(streams, engine_.trace() != nullptr) : nullptr;
+    return exchange_ ? exchange_->moments_after(streams, engine_.trace() != nullptr) : nullptr;
   }
 
   /// For an operation that went by steps, once it is complete on the host: later work in `stream`

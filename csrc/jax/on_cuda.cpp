@@ -34,9 +34,8 @@ int device_of(const ffi::CallFrame& frame) {
     for (int64_t i = 0; i < values->size; ++i) {
       const auto address = reinterpret_cast<uint64_t>(buffer_of(*values, i).data);
       if (address == 0) continue;
-      int32_t ordinal = 0;
-      ask_cuda(cuda_library().device_of, address, &ordinal);
-      return ordinal;
+      require_devices();
+      return cuda::device_of(*cuda::Driver::of_process(), address);
     }
   return 0;
 }

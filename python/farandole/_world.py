@@ -77,13 +77,13 @@ class _State:
 _state = _State()
 
 
-def _cuda_table() -> int:
+def _places_of_nccl() -> tuple[str, str]:
     from farandole import cuda  # loaded when the first memory of a device is met
 
-    return cuda._address()
+    return cuda._places_of_nccl()
 
 
-_core.use_cuda(_cuda_table)  # here: a rank without a world has nothing to do on a device
+_core.look_for_nccl_by(_places_of_nccl)  # here: a rank without a world has no use for it
 
 _READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 

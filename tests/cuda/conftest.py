@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import harness
-from farandole import cuda
+from farandole import _core
 from harness import World
 
 Start = Callable[..., World]
@@ -44,7 +44,7 @@ def in_pieces(start: Start) -> Start:
 @pytest.fixture
 def by_steps(start: Start) -> Start:
     """The same, for ranks whose collectives go by steps, in pieces of 64 KiB."""
-    if not cuda._table().nvcc:
+    if not _core.kernel_compiler():
         pytest.skip("this build has no kernels: there was no compiler for them")
 
     def started(size: int, **env: str) -> World:

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/fixed_text.h"
-#include "cuda/library/exchange.h"
+#include "cuda/exchange/exchange.h"
 #include "fake.h"
 #include "fold/fold.h"
 #include "schedule/schedule.h"
@@ -22,6 +22,12 @@ inline constexpr char kImage[] = "fake image";
 inline constexpr size_t kCount = 1500;
 
 enum class StepsRun : int32_t { now, in_graphs };
+
+inline farandole::cuda::Folding half_of_sum() {
+  return {.dtype = farandole::DType::float32,
+          .op = farandole::ReduceOp::sum,
+          .scales = {.leaf = {}, .finish = {.factor = 0.5}}};
+}
 
 /// Whether that is so in the end.
 template <typename Seen>
@@ -55,8 +61,8 @@ struct StepRank {
                       .rank = rank,
                       .size = size,
                       .doorbell = doorbell,
-                      .spins = 1,
-                      .captured = static_cast<int32_t>(run),
+                      .spins = true,
+                      .captured = run == StepsRun::in_graphs,
                       .link_blocks = 0,
                       .bucket_bytes = kBytes}) {}
 
@@ -80,20 +86,14 @@ struct StepRank {
   }
   /// The same of elements from `first` on, in one piece, by the schedule of this planner.
   void launch_lanes(const char* planner, size_t first = 0) {
-    farandole::CudaLanes asked{};
-    farandole::copy_cut(planner, asked.planner);
-    asked.collective = static_cast<int32_t>(farandole::Collective::all_reduce);
-    asked.lanes = 1;
-    asked.segments = 2;
-    asked.count = kCount - first;
-    farandole::CudaPiece piece{};
-    piece.input = piece.output = array->address() + first * sizeof(float);
-    piece.count = asked.count;
-    piece.dtype = static_cast<int32_t>(farandole::DType::float32);
-    piece.op = static_cast<int32_t>(farandole::ReduceOp::sum);
-    piece.leaf_factor = 1;
-    piece.finish_factor = 0.5;
-    piece.leaf_divide = piece.finish_divide = 1;
+    const farandole::cuda::LanesAsked asked{.planner = planner,
+                                            .kind = farandole::Collective::all_reduce,
+                                            .count = kCount - first,
+                                            .segments = 2,
+                                            .grain = 4};
+    const farandole::cuda::DevicePointer at = array->address() + first * sizeof(float);
+    const farandole::CudaPiece piece{
+        .input = at, .output = at, .count = asked.count, .folding = half_of_sum()};
     moments.push_back(exchange.moments({owner.handle()}));
     exchange.begin(*moments.back(), 1);
     exchange.run_lanes(asked, piece, true);
@@ -113,29 +113,12 @@ struct StepRank {
       exchange.run({.strand = static_cast<int32_t>(half),
                     .input = array->address(),
                     .output = array->address(),
-                    .in = &in,
-                    .out = &out,
-                    .ins = 1,
-                    .outs = 1,
+                    .in = {&in, 1},
+                    .out = {&out, 1},
                     .first = static_cast<size_t>(rank) * mine,
                     .count = rank + 1 < size ? mine : part - static_cast<size_t>(rank) * mine,
-                    .dtype = static_cast<int32_t>(farandole::DType::float32),
-                    .op = static_cast<int32_t>(farandole::ReduceOp::sum),
                     .folds_to = farandole::kFoldsToAllBuckets,
-                    .fold_to = 0,
-                    .own_from = 0,
-                    .own_to = 0,
-                    .leaf_factor = 1,
-                    .finish_factor = 0.5,
-                    .leaf_divide = 1,
-                    .finish_divide = 1,
-                    .updates = nullptr,
-                    .update_count = 0,
-                    .norms = nullptr,
-                    .norm_count = 0,
-                    .norm_terms = 0,
-                    .norm_tile = 0,
-                    .norm_largest = 0});
+                    .folding = half_of_sum()});
     }
   }
 };

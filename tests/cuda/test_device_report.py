@@ -20,7 +20,7 @@ from fake_device import Machine
 
 import farandole as fd
 import harness
-from farandole import cuda
+from farandole import _core
 from farandole._bench import torch_own
 from farandole._bench.ranks import Request, measure
 
@@ -30,7 +30,7 @@ TREE = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module")
 def driver() -> dict[str, str]:
     """An environment in which the fake driver is found."""
-    if not cuda._table().nvcc:
+    if not _core.kernel_compiler():
         pytest.skip("this build has no kernels: there was no compiler for them")
     harness.build("fake_libcuda")
     kept = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK")}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import harness
-from farandole import cuda
+from farandole import _core
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_device_that_is_too_old_is_seen_and_not_used(fake: str) -> None:
 
 
 def test_a_device_for_which_this_build_has_no_kernels(fake: str) -> None:
-    nvcc = cuda._table().nvcc
+    nvcc = _core.kernel_compiler()
     if nvcc < 13000:
         pytest.skip("this nvcc, if there is one, may have compiled for all that farandole takes")
     old = {"FAKE_CUDA_CAPABILITY": "72"}
@@ -116,7 +116,7 @@ def test_a_device_for_which_this_build_has_no_kernels(fake: str) -> None:
 
 
 def test_a_driver_that_is_too_old_for_the_kernels(fake: str) -> None:
-    nvcc = cuda._table().nvcc
+    nvcc = _core.kernel_compiler()
     if nvcc < 13000:
         pytest.skip("no driver that farandole takes is too old for kernels by this nvcc, or none")
     why = "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by CUDA "

@@ -2,7 +2,7 @@
 #include <cstdlib>
 
 #include "cuda/driver/driver.h"
-#include "cuda/library/kernel_image.h"
+#include "cuda/exchange/kernel_image.h"
 #include "fake.h"
 
 using namespace farandole;

@@ -14,7 +14,7 @@
 #include "backends/mesh.h"
 #include "base/dtype.h"
 #include "control/host.h"
-#include "cuda/library/exchange.h"
+#include "cuda/exchange/exchange.h"
 #include "devices/nccl_meeting.h"
 #include "devices/peers.h"
 #include "fake.h"

@@ -237,7 +237,7 @@ TEST(staged_copies_overlap_where_they_go_in_pieces) {
 }
 
 TEST(lanes_are_chosen_between_spin_and_step) {
-  const CudaLaneRoom room{.lanes = 32, .piece_bytes = 8 << 20};
+  const cuda::LaneRoom room{.lanes = 32, .piece_bytes = 8 << 20};
   const auto of = [&](size_t bytes, int ranks, DeviceAsked asked, Collective kind) {
     const Shape shape{.size = ranks, .count = bytes / sizeof(float)};
     DeviceQuestion question =

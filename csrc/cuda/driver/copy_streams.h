@@ -2,11 +2,18 @@
 // for what goes the other.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 
-#include "base/cuda_table.h"
 #include "cuda/driver/completion.h"
 #include "cuda/driver/event.h"
+
+namespace farandole {
+
+enum class CudaWay : uint8_t { to_host, to_device };
+inline constexpr auto kToHost = CudaWay::to_host, kToDevice = CudaWay::to_device;
+
+}  // namespace farandole
 
 namespace farandole::cuda {
 

@@ -159,14 +159,13 @@ void NcclCommunicator::look_for_failure() {
 
 // ---- operations ----
 
-int NcclCommunicator::op_of(const CudaNcclJob& job, int dtype) {
-  const auto op = static_cast<ReduceOp>(job.op);
-  if (op == ReduceOp::min) return kNcclMin;
-  if (op == ReduceOp::max) return kNcclMax;
-  if (op == ReduceOp::product) return kNcclProduct;
-  if (op != ReduceOp::sum) throw Error(ErrorCode::internal, "NCCL has no such operation");
-  if (job.factor == 1) return kNcclSum;
-  auto scalar = scalar_of(job.factor, static_cast<DType>(job.dtype));
+int NcclCommunicator::op_of(const NcclPlan& plan, int dtype) {
+  if (plan.op == ReduceOp::min) return kNcclMin;
+  if (plan.op == ReduceOp::max) return kNcclMax;
+  if (plan.op == ReduceOp::product) return kNcclProduct;
+  if (plan.op != ReduceOp::sum) throw Error(ErrorCode::internal, "NCCL has no such operation");
+  if (plan.factor == 1) return kNcclSum;
+  auto scalar = scalar_of(plan.factor, plan.dtype);
   int made = 0;
   check(library_.functions.RedOpCreatePreMulSum(&made, scalar.data(), dtype, kNcclScalarOfHost,
                                                 handle_),
@@ -175,15 +174,15 @@ int NcclCommunicator::op_of(const CudaNcclJob& job, int dtype) {
   return made;
 }
 
-void NcclCommunicator::run(const StreamRef& stream, const CudaNcclJob& job) {
+void NcclCommunicator::run(const StreamRef& stream, const NcclPlan& plan) {
   const DeviceContext::Use use(*context_);
   settled_ = false;
-  const int type = nccl_type(static_cast<DType>(job.dtype));
+  const int type = nccl_type(plan.dtype);
   if (type < 0) throw Error(ErrorCode::internal, "NCCL has no such type");
-  const int op = op_of(job, type);
+  const int op = op_of(plan, type);
   check(library_.functions.GroupStart(), "ncclGroupStart");
   try {
-    for (const CudaNcclCall& call : std::span(job.calls, job.size)) start(stream, call, type, op);
+    for (const CudaNcclCall& call : plan.calls) start(stream, call, type, op);
   } catch (const Error&) {
     library_.functions.GroupEnd();  // or the thread's next call would belong to the group
     throw;
@@ -201,7 +200,7 @@ void NcclCommunicator::start(const StreamRef& stream, const CudaNcclCall& call, 
     asked_ = name;
     check(function(), name);
   };
-  switch (static_cast<CudaNcclWhat>(call.what)) {
+  switch (call.what) {
     case kNcclAllReduce:
       return ask("ncclAllReduce", [&] { return f.AllReduce(from, to, n, type, op, handle_, in); });
     case kNcclReduceScatter:

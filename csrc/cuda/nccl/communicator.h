@@ -10,10 +10,10 @@
 #include <optional>
 #include <thread>
 
-#include "base/cuda_table.h"
 #include "base/error.h"
 #include "cuda/driver/stream.h"
 #include "cuda/nccl/nccl_functions.h"
+#include "cuda/work.h"
 
 namespace farandole::cuda {
 
@@ -34,7 +34,7 @@ class NcclCommunicator {
   /// Whether what was asked last is done. Throws what NCCL came to.
   bool ready();
   /// Once it is ready; what was run is in the stream when it is ready again.
-  void run(const StreamRef& stream, const CudaNcclJob& job);
+  void run(const StreamRef& stream, const NcclPlan& plan);
   /// Throws, once, where NCCL has failed meanwhile.
   void look_for_failure();
   void abort() noexcept;
@@ -44,7 +44,7 @@ class NcclCommunicator {
   void check(NcclCode code, const char* call);
   Error error_of(NcclCode code, const char* call) const;
   void start(const StreamRef& stream, const CudaNcclCall& call, int type, int op);
-  int op_of(const CudaNcclJob& job, int dtype);
+  int op_of(const NcclPlan& plan, int dtype);
   bool flush() const;
   void wait_for_abort() noexcept;
 

@@ -1,4 +1,4 @@
-#include "cuda/library/move_tables.h"
+#include "cuda/exchange/move_tables.h"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "cuda/library/link_proof.h"
+#include "cuda/exchange/link_proof.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "cuda/library/device_clock.h"
+#include "cuda/exchange/device_clock.h"
 
 #include <algorithm>
 #include <utility>

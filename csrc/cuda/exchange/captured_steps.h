@@ -7,10 +7,10 @@
 #include <memory>
 #include <optional>
 
-#include "base/cuda_table.h"
 #include "cuda/driver/memory.h"
 #include "cuda/driver/module.h"
 #include "cuda/kernels/parameters.h"
+#include "cuda/work.h"
 
 namespace farandole::cuda {
 

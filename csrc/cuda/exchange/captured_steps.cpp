@@ -1,4 +1,4 @@
-#include "cuda/library/captured_steps.h"
+#include "cuda/exchange/captured_steps.h"
 
 #include <atomic>
 #include <bit>
@@ -83,7 +83,7 @@ CudaGraphState CapturedSteps::state() const {
   CudaGraphState state{.begun = 0,
                        .ended = word(now.ended),
                        .at = 0,
-                       .overlaps = word(now.overlaps) != 0 ? 1 : 0,
+                       .overlaps = word(now.overlaps) != 0,
                        .differs = -1,
                        .own = 0,
                        .theirs = 0};

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/library/exchange.h"
+#include "cuda/exchange/exchange.h"
 
 namespace farandole::cuda {
 namespace {
@@ -44,14 +44,14 @@ void Exchange::run(const CudaPiece& piece) {
 void Exchange::move_in(const CudaPiece& piece) {
   const DevicePointer own = bucket_of(rank_, piece.strand);
   std::vector<Move> moves;
-  for (const CudaMove& one : std::span(piece.in, piece.ins))
+  for (const CudaMove& one : piece.in)
     moves.push_back({own + one.to, piece.input + one.from, one.bytes});
   move(piece.strand, moves);
 }
 
 void Exchange::move_out(const CudaPiece& piece) {
   std::vector<Move> moves;
-  for (const CudaMove& one : std::span(piece.out, piece.outs)) {
+  for (const CudaMove& one : piece.out) {
     const DevicePointer bucket = bucket_of(static_cast<uint32_t>(one.rank), piece.strand);
     moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
   }
@@ -102,12 +102,12 @@ uint64_t Exchange::scratch_bytes() const {
 
 /// Terms of this rank's part, to where the host will look for them.
 void Exchange::norm(const CudaPiece& piece) {
-  if (piece.norm_count == 0) return;
+  if (piece.norms.empty()) return;
   const DevicePointer scratch =
       scratch_->address() + static_cast<uint64_t>(piece.strand) * scratch_bytes();
   const DevicePointer bucket = bucket_of(rank_, piece.strand);
-  const auto dtype = static_cast<DType>(piece.dtype);
-  for (std::span rest(piece.norms, piece.norm_count); !rest.empty();) {
+  const DType dtype = piece.folding.dtype;
+  for (auto rest = piece.norms; !rest.empty();) {
     const auto some = rest.first(std::min<size_t>(rest.size(), kMostNormPieces));
     rest = rest.subspan(some.size());
     std::vector<NormPiece> pieces;
@@ -119,7 +119,7 @@ void Exchange::norm(const CudaPiece& piece) {
     }
     const DevicePointer made = piece.norm_terms + some.front().first_term * sizeof(double);
     const Norms job =
-        norms_of(pieces, piece.norm_tile, piece.norm_largest != 0,
+        norms_of(pieces, piece.norm_tile, piece.norm_largest,
                  static_cast<double*>(at_address(made)), static_cast<double*>(at_address(scratch)));
     kernel(kernel_name("norms", dtype))
         .launch(stream_of(piece.strand),
@@ -129,15 +129,8 @@ void Exchange::norm(const CudaPiece& piece) {
   }
 }
 
-Folding Exchange::folding_of(const CudaPiece& piece) const {
-  return {.dtype = static_cast<DType>(piece.dtype),
-          .op = static_cast<ReduceOp>(piece.op),
-          .scales = {{piece.leaf_factor, piece.leaf_divide},
-                     {piece.finish_factor, piece.finish_divide}}};
-}
-
 void Exchange::fold(const CudaPiece& piece) {
-  const Folding folding = folding_of(piece);
+  const Folding& folding = piece.folding;
   std::array<const void*, kMostRanks> sources{};
   std::array<void*, kMostRanks> buckets{};
   for (uint32_t r = 0; r < size_; ++r)
@@ -163,10 +156,10 @@ void Exchange::fold(const CudaPiece& piece) {
 
 /// New values of this rank's part, in its own bucket and then in all.
 void Exchange::update(const CudaPiece& piece) {
-  if (piece.update_count == 0) return;
+  if (piece.updates.empty()) return;
   const DevicePointer bucket = bucket_of(rank_, piece.strand);
   std::vector<UpdatePiece> pieces;
-  for (const CudaUpdate& one : std::span(piece.updates, piece.update_count))
+  for (const CudaUpdate& one : piece.updates)
     pieces.push_back({.value = at_address(one.value),
                       .shared = at_address(bucket + one.gradient),
                       .gradient = at_address(bucket + one.gradient),
@@ -174,7 +167,7 @@ void Exchange::update(const CudaPiece& piece) {
                       .count = one.count,
                       .kind = one.kind,
                       .factors = one.factors});
-  const auto dtype = static_cast<DType>(piece.dtype);
+  const DType dtype = piece.folding.dtype;
   for (std::span<const UpdatePiece> rest = pieces; !rest.empty();) {
     const auto some = rest.first(std::min<size_t>(rest.size(), kMostUpdates));
     rest = rest.subspan(some.size());
@@ -205,26 +198,23 @@ DevicePointer Exchange::pack_of(uint64_t bytes) {
 }
 
 /// The choice of arrays to pack depends on kinds, counts and dtype alone: all ranks choose alike.
-void Exchange::run_nccl(const CudaNcclJob& job) {
-  const auto dtype = static_cast<DType>(job.dtype);
-  const size_t element = size_of(dtype);
+void Exchange::run_nccl(NcclPlan plan) {
+  const size_t element = size_of(plan.dtype);
   std::vector<CudaNcclCall> calls, small;
-  for (const CudaNcclCall& call : std::span(job.calls, job.size)) {
+  for (const CudaNcclCall& call : plan.calls) {
     const bool is_small = call.what == kNcclAllReduce && call.count * element <= kPackedBytes;
     (is_small ? small : calls).push_back(call);
   }
   if (small.size() == 1) calls.push_back(std::exchange(small, {}).front());
-  unpack_as_ = {.dtype = dtype, .scales = {.leaf = {}, .finish = {.factor = job.finish}}};
+  unpack_as_ = {.dtype = plan.dtype, .scales = {.leaf = {}, .finish = {.factor = plan.finish}}};
   for (const CudaNcclCall& call : calls) {
     const bool has_result = call.what != kNcclReduce || call.peer == static_cast<int32_t>(rank_);
-    if (job.finish != 1 && has_result)
+    if (plan.finish != 1 && has_result)
       unpack_.push_back({call.output, call.output, call.count * element});
   }
   if (!small.empty()) calls.push_back(pack(small, element));
-  CudaNcclJob packed = job;
-  packed.calls = calls.data();
-  packed.size = calls.size();
-  nccl_->run(strands_[0].stream, packed);
+  plan.calls = std::move(calls);
+  nccl_->run(strands_[0].stream, plan);
 }
 
 /// Brings small arrays together, and has them brought back.

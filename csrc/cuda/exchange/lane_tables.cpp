@@ -1,4 +1,4 @@
-#include "cuda/library/lane_tables.h"
+#include "cuda/exchange/lane_tables.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,21 +1,42 @@
-#include "cuda/library/kernel_image.h"
+#include "cuda/exchange/kernel_image.h"
+
+#include <dlfcn.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <vector>
 
+#include "base/error.h"
 #include "cuda/driver/functions.h"
 
-#ifdef FARANDOLE_NVCC
-#include "cuda/fatbin.h"
-#endif
-
 namespace farandole::cuda {
+namespace {
+
+std::string beside_this_module(const std::string& name) {
+  Dl_info here{};
+  if (::dladdr(reinterpret_cast<const void*>(&kernel_image), &here) == 0) return name;
+  const std::string module = here.dli_fname;
+  return module.substr(0, module.rfind('/') + 1) + name;
+}
+
+std::vector<char> contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> all{std::istreambuf_iterator<char>(file), {}};
+  if (all.empty())
+    throw Error(ErrorCode::device, "the kernels of this farandole cannot be read: " + path, {},
+                "install farandole anew");
+  return all;
+}
+
+}  // namespace
 
 const void* kernel_image() {
-#ifdef FARANDOLE_NVCC
-  return farandole_fatbin;
-#else
-  return nullptr;
-#endif
+  if (kernel_build().nvcc == 0)
+    throw Error(ErrorCode::device,
+                "this build of farandole has no kernels: it had no compiler for them");
+  static const std::vector<char> image = contents(beside_this_module("kernels.fatbin"));
+  return image.data();
 }
 
 KernelBuild kernel_build() {

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "base/cuda_table.h"
 #include "cuda/driver/memory.h"
 #include "cuda/driver/stream.h"
 #include "cuda/kernels/parameters.h"
+#include "cuda/work.h"
 
 namespace farandole::cuda {
 

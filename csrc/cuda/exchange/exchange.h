@@ -18,20 +18,20 @@
 #include <optional>
 #include <vector>
 
-#include "base/cuda_table.h"
 #include "cuda/driver/completion.h"
 #include "cuda/driver/event.h"
 #include "cuda/driver/module.h"
 #include "cuda/driver/peer_memory.h"
+#include "cuda/exchange/arrivals.h"
+#include "cuda/exchange/captured_steps.h"
+#include "cuda/exchange/device_clock.h"
+#include "cuda/exchange/lane_tables.h"
+#include "cuda/exchange/link_proof.h"
+#include "cuda/exchange/move_tables.h"
 #include "cuda/kernels/parameters.h"
-#include "cuda/library/arrivals.h"
-#include "cuda/library/captured_steps.h"
-#include "cuda/library/device_clock.h"
-#include "cuda/library/lane_tables.h"
-#include "cuda/library/link_proof.h"
-#include "cuda/library/move_tables.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
+#include "cuda/work.h"
 
 namespace farandole::cuda {
 
@@ -55,6 +55,7 @@ struct Moments {
   std::shared_ptr<const ClockMark> since;
 };
 
+/// By one thread at a time, but for what says otherwise.
 class Exchange {
  public:
   /// Streams alone.
@@ -91,15 +92,27 @@ class Exchange {
                                    Timing timing = Timing::off);
   void give_back(std::unique_ptr<Moments> moments);
 
-  /// On so many strands, at most.
+  /// begin, run or run_lanes for each piece, or spin or run_nccl once, end: nothing waits for the
+  /// device. Operations of an exchange come one after the other, each on so many strands at most.
   void begin(Moments& moments, uint64_t strands);
   void run(const CudaPiece& piece);
+  /// Bytes that spin() takes, the same on all ranks, once all peers are mapped; 0: it cannot be
+  /// used. `granted`: kernels of ranks that share a device may count on running at once.
   uint64_t spin_bytes(bool granted) const;
+  /// In place of run(): all of a small all-reduce by one kernel, which waits for those of the other
+  /// ranks. Without moves it folds `count` elements from input to output; else in this rank's
+  /// bucket, between the moves.
   void spin(const CudaPiece& piece, bool granted);
+  /// `granted`: as of spin_bytes().
   LaneRoom lane_room(bool granted) const;
-  void run_lanes(const CudaLanes& lanes, const CudaPiece& piece, bool granted);
+  /// In place of run(): a collective by one kernel that interprets a schedule, and waits for those
+  /// of the other ranks. With moves from and to this rank's bucket it runs there, else from input
+  /// to output. Of the piece moves, dtype, operation and scales count.
+  void run_lanes(const LanesAsked& asked, const CudaPiece& piece, bool granted);
+  /// A number that is reached when all of it is done.
   uint32_t end(Moments& moments);
-  /// Whether streams take another piece without blocking the caller.
+  /// Whether streams take another piece without blocking the caller: the driver would, until all
+  /// ranks' devices have gone on. Asks the driver nothing.
   bool has_room() const;
 
   /// Whether graphs may still use it.
@@ -110,26 +123,43 @@ class Exchange {
   CapturedSteps& captured() { return *captured_; }
   const CapturedSteps& captured() const { return *captured_; }
 
-  /// Null until it was opened.
-  NcclCommunicator* nccl() { return nccl_ ? &*nccl_ : nullptr; }
+  /// NcclCommunicator's. It comes to an end, and what it has in flight, by abort_nccl(), whatever
+  /// others do.
   void open_nccl(const CudaNcclId& id);
+  bool nccl_ready() { return nccl_->ready(); }
+  void look_for_nccl_failure() {
+    if (nccl_) nccl_->look_for_failure();
+  }
+  void abort_nccl() noexcept {
+    if (nccl_) nccl_->abort();
+  }
   /// The kernels that apply `finish` of a job, for an exchange without a bucket, too.
   void load_scales(const void* image);
   /// Small arrays of all-reduces travel as one: in here, out in end(), when NCCL has launched. Then
   /// results are scaled, too.
-  void run_nccl(const CudaNcclJob& job);
+  void run_nccl(NcclPlan plan);
 
+  /// Asks the driver nothing. Any thread.
   bool is_complete(uint32_t number) const {
     return captured_ ? captured_->have_ended(number) : completions_.reached(number);
   }
+  /// For timed moments, of an operation that is complete.
+  static CudaTimes times_of(const Moments& moments);
+  /// The doorbell of the shape rings when the operation is complete. After end().
   void ring_after(const Moments& moments);
+  /// Later work in `stream` waits for the operation. Any thread.
   void complete_before(const Moments& moments, StreamHandle stream) const;
   /// Throws the context's lasting error.
   bool is_idle() const;
+  void look_for_loss() const { is_idle(); }
   /// The ranks whose devices keep the streams waiting (Arrivals::late), as soon as they are known.
   /// Asks for them anew each time, and not for graphs.
   std::optional<RankBits> look_for_late();
+  /// The ranks have failed: nothing waits for others any more, and what is in flight ends, with
+  /// results that mean nothing. A rank that is late may undo it: again, until all is complete.
   void drain();
+  /// Keeps arrays of an incomplete operation until this ends, which waits for its streams.
+  void keep(std::shared_ptr<const void> arrays) { kept_.push_back(std::move(arrays)); }
 
  private:
   /// A stream that takes every second piece, its part of all buckets, and its channel.
@@ -174,10 +204,10 @@ class Exchange {
   void load(const std::string& name) { kernels_.emplace(name, module_->function(name)); }
   void load_kernels();
   const DeviceFunction& kernel(const std::string& name) const { return kernels_.at(name); }
-  Folding folding_of(const CudaPiece& piece) const;
   const uint32_t* abort_word() const;
   Room room() const;
 
+  std::vector<std::shared_ptr<const void>> kept_;  // first: the streams have ended by then
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   uint64_t strand_bytes_;

@@ -1,4 +1,4 @@
-#include "cuda/library/arrivals.h"
+#include "cuda/exchange/arrivals.h"
 
 #include <cstddef>
 

@@ -8,7 +8,7 @@
 
 namespace farandole::cuda {
 
-/// A fatbin in this library; null where it was built without nvcc.
+/// The fatbin that lies beside this module, read once. Throws Error(device) where there is none.
 const void* kernel_image();
 
 /// The compiler and the targets of the fatbin.

@@ -4,8 +4,7 @@
 #include <array>
 #include <string>
 
-#include "base/fixed_text.h"
-#include "cuda/library/exchange.h"
+#include "cuda/exchange/exchange.h"
 
 namespace farandole::cuda {
 
@@ -58,14 +57,14 @@ uint64_t Exchange::spin_bytes(bool granted) const {
 
 void Exchange::spin(const CudaPiece& piece, bool granted) {
   const DeviceContext::Use all_calls(*context_);
-  const Folding folding = folding_of(piece);
+  const Folding& folding = piece.folding;
   const uint64_t bytes = piece.count * size_of(folding.dtype);
   if (bytes > spin_bytes(granted))
     throw Error(ErrorCode::internal, "more than kernels that run at once can take");
   std::array<void*, kMostRanks> mailboxes{};
   for (uint32_t r = 0; r < size_; ++r) mailboxes[r] = at_address(mailbox_of(r));
   // Arrays that lie apart are brought together first.
-  const bool apart = piece.ins > 0;
+  const bool apart = !piece.in.empty();
   const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
   const DevicePointer output = apart ? input : piece.output;
   move_in(piece);
@@ -85,42 +84,23 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
 
 // ---- a schedule ----
 
-namespace {
-
-/// Shares of ranks lie as they do, and are not cut by packs.
-LanesAsked lanes_asked(const CudaLanes& lanes, DType dtype) {
-  const auto kind = static_cast<Collective>(lanes.collective);
-  const bool of_whole = counts_of(kind, 1) == 0;
-  return {.planner = text_in(lanes.planner),
-          .kind = kind,
-          .count = lanes.count,
-          .counts = {lanes.counts, lanes.counts + lanes.counts_size},
-          .root = lanes.root,
-          .lanes = lanes.lanes,
-          .segments = lanes.segments,
-          .grain = of_whole ? static_cast<uint32_t>(16 / size_of(dtype)) : 1};
-}
-
-}  // namespace
-
 /// Room in the parts of both strands: once the kernels meet, nobody uses the steps' data there.
 LaneRoom Exchange::lane_room(bool granted) const {
   const Room shared = room();
-  if (lane_flag_bytes_ == 0 || (shared.ranks_on_device > 1 && !granted)) return {.lanes = 0};
+  if (lane_flag_bytes_ == 0 || (shared.ranks_on_device > 1 && !granted)) return {};
   return cuda::lane_room(kCudaStrands * strand_bytes_, strand_bytes_, size_, shared);
 }
 
-void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool granted) {
+void Exchange::run_lanes(const LanesAsked& asked, const CudaPiece& piece, bool granted) {
   const DeviceContext::Use all_calls(*context_);
   const LaneRoom room = lane_room(granted);
-  const Folding folding = folding_of(piece);
+  const Folding& folding = piece.folding;
   const StreamRef& stream = strands_[0].stream;
-  const LanesThere& plan =
-      lane_tables_->get(stream, lanes_asked(asked, folding.dtype), completions_);
+  const LanesThere& plan = lane_tables_->get(stream, asked, completions_);
   if (plan.lanes > room.lanes || plan.scratch * size_of(folding.dtype) > room.scratch_bytes)
     throw Error(ErrorCode::internal, "a schedule that kernels which run at once cannot take");
   const DevicePointer here = bucket_of(rank_, 0);
-  const bool apart = piece.ins > 0;
+  const bool apart = !piece.in.empty();
   move_in(piece);
   ++spun_;
   Lanes job{

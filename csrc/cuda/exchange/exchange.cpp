@@ -1,4 +1,4 @@
-#include "cuda/library/exchange.h"
+#include "cuda/exchange/exchange.h"
 
 #include <fcntl.h>
 
@@ -39,7 +39,7 @@ uint64_t strand_bytes_of(const CudaExchangeShape& shape) { return whole_pages(sh
 
 uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
   const auto size = static_cast<uint32_t>(shape.size);
-  return shape.spins != 0 && size > 1 && size <= kMostRanksThatSpin ? mailbox_bytes(size) : 0;
+  return shape.spins && size > 1 && size <= kMostRanksThatSpin ? mailbox_bytes(size) : 0;
 }
 
 std::shared_ptr<const DeviceAddress> find_local(const AllocationId& id) {
@@ -68,9 +68,9 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       size_(static_cast<uint32_t>(shape.size)),
       strand_bytes_(strand_bytes_of(shape)),
       link_blocks_(shape.link_blocks),
-      in_graphs_(shape.captured != 0),
+      in_graphs_(shape.captured),
       doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
-      lane_flag_bytes_(shape.spins != 0 ? whole_pages(sizeof(LaneFlags)) : 0),
+      lane_flag_bytes_(shape.spins ? whole_pages(sizeof(LaneFlags)) : 0),
       mailbox_bytes_(mailbox_bytes_of(shape)),
       mappings_(context),
       peers_(size_),
@@ -296,6 +296,19 @@ void Exchange::ring_behind(Strand& strand) {
   strand.edge.record(strand.stream);
   marks_.wait(strand.edge);
   marks_.ring(doorbell_.get());
+}
+
+CudaTimes Exchange::times_of(const Moments& moments) {
+  if (!moments.since) throw Error(ErrorCode::invalid_argument, "these moments are not timed");
+  const auto by_host = [&](const DeviceEvent& event) -> int64_t {
+    return moments.since->time_of(event).time_since_epoch().count();
+  };
+  const int64_t begun = by_host(*moments.begun);
+  CudaTimes times{moments.streams > 0 ? by_host(moments.ready[0]) : begun, begun,
+                  by_host(moments.complete)};
+  for (size_t i = 1; i < moments.streams; ++i)
+    times.ready = std::max(times.ready, by_host(moments.ready[i]));
+  return times;
 }
 
 void Exchange::ring_after(const Moments& moments) {
