@@ -267,6 +267,16 @@ def test_ranks_of_another_job_are_told_too_if_they_come_late(meet: Meet) -> None
         meet(2, 3, port, pid=4).result(20)
 
 
+def test_a_rank_of_no_such_number_is_named_with_its_host(meet: Meet) -> None:
+    port = free_port()
+    ranks = [meet(0, 2, port), meet(5, 2, port, host="there")]
+    for outcome in ranks:
+        with pytest.raises(
+            RendezvousError, match=r"rank 5 \(pid 105 on there\) does not exist in a"
+        ):
+            outcome.result(20)
+
+
 def test_what_no_rank_says_is_a_strangers_word(meet: Meet) -> None:
     port, said = free_port(), queue.Queue[str]()
     first = meet(0, 2, port, warn=said.put)

@@ -61,9 +61,7 @@ class Table:
         """Raises RendezvousError if there is no such rank, or another process has its place."""
         rank: int = words["rank"]
         if rank not in self.ranks:
-            raise RendezvousError(
-                f"rank {rank} (pid {words['pid']}) does not exist in a world of {words['size']}"
-            )
+            raise RendezvousError(f"{name_of(words)} does not exist in a world of {words['size']}")
         first = self.words.get(rank, words)
         if (first["pid"], first["host"]) != (words["pid"], words["host"]):
             raise RendezvousError(
