@@ -1,6 +1,15 @@
-"""Names of things, for messages."""
+"""Names of things, and errors, as users read them."""
 
 from __future__ import annotations
+
+
+class CommandError(Exception):
+    """An error for the user of a command, in one line; becomes ``farandole …: line`` and an exit
+    code."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def type_of(value: object) -> str:

@@ -357,7 +357,7 @@ def test_a_job_that_waits_for_hosts_is_ended_by_ctrl_c(hosts: Path) -> None:
     [
         (("--min-np=3",), "--min-np 3, -np 2, --max-np 2: each is at most the next"),
         (("--max-np=1",), "--min-np 2, -np 2, --max-np 1: each is at most the next"),
-        (("--min-np=x",), "--min-np takes a whole number, at least 1, not 'x'"),
+        (("--min-np=x",), "--min-np takes a number from 1 to 4194304, not 'x'"),
         (("--min-np=1", "--elastic-timeout=-1"), "--elastic-timeout takes a number of seconds"),
         (("--min-np=1", "--blacklist-cooldown-range", "9", "1"), "the first is at most the second"),
         (

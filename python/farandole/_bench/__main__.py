@@ -1,4 +1,4 @@
-"""A rank that ``farandole bench -np`` started: request and place of the result are arguments.
+"""A rank that ``farandole bench -np`` started: place of the result and request are arguments.
 
 Rank 0 shows rows on its stdout, which the launcher passes on, and leaves all of them in the result.
 """
@@ -13,7 +13,7 @@ import farandole as fd
 from farandole._bench.ranks import Request, measure
 
 
-def main(request: str, result: str) -> int:
+def main(result: str, request: str) -> int:
     try:
         found = measure(Request(**json.loads(request)))
     except fd.InvalidArgument as error:  # every rank meets it; one says so

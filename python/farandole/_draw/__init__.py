@@ -22,10 +22,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from farandole._draw.scene import Scene
+from farandole._words import CommandError
 
 
-class DrawError(Exception):
-    """Why a picture cannot be drawn or written, in one line."""
+class DrawError(CommandError):
+    """Why a picture cannot be drawn or written."""
 
 
 def check_name(path: Path) -> None:

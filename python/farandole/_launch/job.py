@@ -8,13 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from farandole._words import CommandError
 
-class LaunchError(Exception):
-    """The job could not be started; the message is for the user."""
 
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+class LaunchError(CommandError):
+    """The job could not be started."""
 
 
 class Copies(NamedTuple):

@@ -12,12 +12,16 @@ from typing import Any
 from farandole import _json
 from farandole._trace import clocks
 from farandole._trace.clocks import Clock
+from farandole._words import CommandError
 
 Span = tuple[float, float]  # begin, end
 
 
-class TraceError(Exception):
-    """Why a directory cannot be read as a trace, in one line."""
+class TraceError(CommandError):
+    """Why a directory cannot be read as a trace."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 1)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,7 +29,6 @@ def _measure_links(file: str, seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "links":
-        _measure_links(*sys.argv[2:])
-    else:
-        _measure(*sys.argv[2:])
+    result, kind, *words = sys.argv[1:]
+    measure: Callable[..., None] = {"links": _measure_links, "measure": _measure}[kind]
+    measure(result, *words)

@@ -3,12 +3,8 @@ whether they reach each other's memory by address."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farandole import _ranks
@@ -56,21 +52,16 @@ def measure_links(hosts: Sequence[Share], reach: Reach, seconds: float) -> Link:
 
 
 def _result_of(words: Sequence[str], job: Callable[[list[str]], Job]) -> Any:
-    """Runs a job and returns its result, from a file that its first host shares with this one."""
-    from farandole import _launch
+    from farandole._launch import LaunchError
+    from farandole._launch.results import result_of
 
     for name in [n for n in os.environ if n.startswith("FARANDOLE_")]:
         del os.environ[name]
     os.environ["FARANDOLE_TUNING"] = "off"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
-    with tempfile.TemporaryDirectory(prefix="farandole-tune-") as directory:
-        file = Path(directory, "result.json")
-        kind, *more = words
-        command = [sys.executable, "-m", "farandole._tune", kind, str(file), *more]
-        code = _launch.launch(job(command))
-        if code != 0 or not file.exists():
-            raise _launch.LaunchError("the ranks ended without a result", code or 1)
-        return json.loads(file.read_text())
+    code, found = result_of("farandole._tune", words, job)
+    if code != 0:
+        raise LaunchError("the ranks ended without a result", code)
+    return found
 
 
 def ask_by_address() -> tuple[bool, str]:

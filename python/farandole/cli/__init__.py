@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from farandole._words import CommandError as CommandError  # for the verbs
 
 VERBS = {
     "run": "start the ranks of a job",
@@ -29,12 +33,7 @@ VERBS = {
 }
 
 
-class CommandError(Exception):
-    """An error for the user, in one line; becomes ``farandole …: line`` and an exit code."""
-
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+MOST_PROCESSES = 1 << 22  # of Linux
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,20 +55,47 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(f"{message}{near} (see: {self.prog} --help)")
 
 
-def seconds_of(option: str, text: str) -> float:
-    """Raises CommandError where it is no number of seconds."""
+def seconds_of(option: str, text: str, *, zero: bool = True) -> float:
+    """Raises CommandError where it is no number of seconds. `zero`: they may be 0."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < 1e9:  # also refuses nan
+    if not 0 <= seconds < 1e9 or not (seconds or zero):  # also refuses nan
         raise CommandError(f"{option} takes a number of seconds, not '{text}'")
     return seconds
 
 
+def number_of(option: str, text: str, least: int = 1, most: int | None = None) -> int:
+    """Raises CommandError where it is no whole number between the two."""
+    number = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
+    if number < least or (most is not None and number > most):
+        end = "on" if most is None else f"to {most}"
+        raise CommandError(f"{option} takes a number from {least} {end}, not '{text}'")
+    return number
+
+
+def add_options(parser: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
+    """Adds an option by each row: names, what its value is called ("": it takes none), help, and
+    perhaps more for argparse; `reads` makes the value of the option's name and a text."""
+    for names, takes, help, *rest in rows:
+        more = dict(*rest)
+        first, *others = names.split()
+        if reads := more.pop("reads", None):
+            more["type"] = functools.partial(reads, first)
+        more |= {"action": "store_true"} if takes == "" else {"metavar": takes}
+        parser.add_argument(first, *others, help=help, **more)
+
+
+def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The values of those options that were given."""
+    found = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def add_ranks(parser: argparse.ArgumentParser, help: str) -> None:
     """Adds the option for the number of ranks, as text."""
-    parser.add_argument("-np", "--num-proc", metavar="N", dest="ranks", help=help)
+    add_options(parser, ("-np --num-proc", "N", help, {"dest": "ranks"}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

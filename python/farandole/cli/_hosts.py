@@ -6,66 +6,49 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError
+from farandole.cli import MOST_PROCESSES, CommandError, add_options
 
 if TYPE_CHECKING:
     from farandole._launch import Reach, Share
 
-_MOST_PROCESSES = 1 << 22
+_HOSTS = ("-H --hosts", "HOST:N,…", "hosts, and how many ranks each may have")
+_OPTIONS = (
+    ("--remote-python", "PATH",
+     "the Python with farandole on other hosts (default: the same path as here)"),
+    ("--insecure", "",
+     "ranks of several hosts meet without a secret, and whoever reaches their ports can be one of "
+     "them: for networks that you trust"),
+    ("--seal", "",
+     "all that ranks send each other between hosts is encrypted (FARANDOLE_WIRE=sealed)"),
+    ("-x", "NAME[=VALUE]", "a variable for all ranks, also on other hosts",
+     {"dest": "exports", "action": "append", "default": []}),
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
     """How `farandole run` reaches other hosts, and what they get."""
-    _add_launcher(parser)
-    parser.add_argument(
-        "--remote-python",
-        metavar="PATH",
-        help="the Python with farandole on other hosts (default: the same path as here)",
-    )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="ranks of several hosts meet without a secret, and whoever reaches their ports can "
-        "be one of them: for networks that you trust",
-    )
-    parser.add_argument(
-        "--seal",
-        action="store_true",
-        help="all that ranks send each other between hosts is encrypted (FARANDOLE_WIRE=sealed)",
-    )
-    parser.add_argument(
-        "-x",
-        metavar="NAME[=VALUE]",
-        dest="exports",
-        action="append",
-        default=[],
-        help="a variable for all ranks, also on other hosts",
-    )
+    add_options(parser, _launcher(), *_OPTIONS)
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
     """Adds the options for hosts, and for how they are reached."""
-    add_hosts(parser)
-    _add_launcher(parser)
+    add_options(parser, _HOSTS, _launcher())
 
 
 def add_hosts(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "-H", "--hosts", metavar="HOST:N,…", help="hosts, and how many ranks each may have"
-    )
+    add_options(parser, _HOSTS)
 
 
-def _add_launcher(parser: argparse._ActionsContainer) -> None:
+def _launcher() -> tuple[Any, ...]:
     from farandole._launch import LAUNCHERS
 
-    parser.add_argument(
-        "--launcher",
-        choices=LAUNCHERS,
-        help="how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
-        "local (all are this machine, to try it)",
+    how = (
+        "how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
+        "local (all are this machine, to try it)"
     )
+    return "--launcher", None, how, {"choices": LAUNCHERS}
 
 
 def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
@@ -80,8 +63,8 @@ def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
         raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
     if ranks < 1:
         raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
-    if most is None and ranks > _MOST_PROCESSES:
-        raise CommandError(f"-np is {ranks}; Linux has at most {_MOST_PROCESSES} processes")
+    if most is None and ranks > MOST_PROCESSES:
+        raise CommandError(f"-np is {ranks}; Linux has at most {MOST_PROCESSES} processes")
     if most is not None and ranks > most:
         from farandole._launch import is_here
 

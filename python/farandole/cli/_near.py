@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from farandole._words import CommandError
 
 
 def did_you_mean(written: str, known: Iterable[str]) -> str:
     """'; did you mean NAME?', or nothing."""
     near = difflib.get_close_matches(written, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_known(option: str, written: str, known: Sequence[str]) -> None:
+    """Raises CommandError for a value that there is not."""
+    if written not in known:
+        near = did_you_mean(written, known)
+        raise CommandError(f"{option} {written} is unknown; there are {', '.join(known)}{near}")
 
 
 # Options of other launchers, by the names of ours.
@@ -45,8 +54,14 @@ def of_arguments(message: str, options: Iterable[str]) -> str:
     return ""
 
 
-def of_verdict(verdict: str) -> str:
-    """The suggestion for the core's message about an unknown collective or algorithm."""
+def refused(why: Exception | str) -> CommandError:
+    """The core's verdict, which is the first line: evidence and advice would repeat the options."""
+    verdict = str(why.args[0] if isinstance(why, Exception) else why).splitlines()[0]
+    return CommandError(verdict + _of_verdict(verdict))
+
+
+def _of_verdict(verdict: str) -> str:
+    """The suggestion about an unknown collective or algorithm."""
     if "did you mean" in verdict:
         return ""
     from farandole import _core

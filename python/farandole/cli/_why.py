@@ -7,8 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError, _why_devices
-from farandole.cli._near import did_you_mean, of_verdict
+from farandole.cli import CommandError, _why_devices, add_options, number_of
+from farandole.cli._near import check_known, refused
 
 if TYPE_CHECKING:
     from farandole._tune.table import Table
@@ -19,22 +19,23 @@ _DEFAULTS = {
 _KINDS = {"shm_direct": "path", "schedule": "planner", "mpi": "MPI"}
 
 
+_OPTIONS = (
+    ("--why", "SIZE",
+     "bytes that one rank gives, such as 4M (of scatter: that it gets; of all_to_all: that it "
+     "gives to each)"),
+    ("--collective", None, "(all_reduce)"),
+    ("--ranks", "N", "ranks on this host (2)"),
+    ("--memory", None,
+     "farandole.allocate's, your own, or that of CUDA devices: one for each rank, or one that "
+     "ranks share (caller)", {"choices": ("ours", "caller", "device", "shared-device")}),
+    ("--dtype", None, "element type (float32)"),
+    ("--level", None, "of determinism (FARANDOLE_LEVEL)", {"choices": ("canonical", "fast")}),
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("why", "what would run an operation, and why")
-    group.add_argument(
-        "--why",
-        metavar="SIZE",
-        help="bytes that one rank gives, such as 4M (of scatter: that it gets; of all_to_all: "
-        "that it gives to each)",
-    )
-    group.add_argument("--collective", help="(all_reduce)")
-    group.add_argument("--ranks", metavar="N", help="ranks on this host (2)")
-    group.add_argument("--memory", choices=("ours", "caller", "device", "shared-device"),
-                       help="farandole.allocate's, your own, or that of CUDA devices: one for each "
-                       "rank, or one that ranks share (caller)")  # fmt: skip
-    group.add_argument("--dtype", help="element type (float32)")
-    group.add_argument("--level", choices=("canonical", "fast"), help="of determinism "
-                       "(FARANDOLE_LEVEL)")  # fmt: skip
+    add_options(group, *_OPTIONS)
 
 
 def is_asked(arguments: argparse.Namespace) -> bool:
@@ -64,8 +65,7 @@ def _on_devices(arguments: argparse.Namespace) -> int:
     try:
         return _why_devices.show(*asked_of(arguments), as_json=arguments.json)
     except _core.InvalidArgument as error:
-        verdict = str(error).splitlines()[0]
-        raise CommandError(verdict + of_verdict(verdict)) from None
+        raise refused(error) from None
 
 
 def asked_of(arguments: argparse.Namespace) -> tuple[dict[str, str], int, int]:
@@ -77,14 +77,8 @@ def asked_of(arguments: argparse.Namespace) -> tuple[dict[str, str], int, int]:
 
     asked = {name: getattr(arguments, name) or default for name, default in _DEFAULTS.items()}
     asked["level"] = asked["level"] or setting("FARANDOLE_LEVEL")
-    ranks = int(asked["ranks"]) if asked["ranks"].isdecimal() else 0
-    if not 1 <= ranks <= 1024:
-        raise CommandError(f"--ranks takes a number from 1 to 1024, not '{asked['ranks']}'")
-    if asked["dtype"] not in _core.dtypes:
-        raise CommandError(
-            f"--dtype {asked['dtype']} is unknown; there are {', '.join(_core.dtypes)}"
-            f"{did_you_mean(asked['dtype'], _core.dtypes)}"
-        )
+    ranks = number_of("--ranks", asked["ranks"], 1, 1024)
+    check_known("--dtype", asked["dtype"], _core.dtypes)
     try:
         size = parse_size(arguments.why)
     except ValueError as error:
@@ -118,8 +112,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
             transport=transport,
         )  # fmt: skip
     except _core.InvalidArgument as error:
-        verdict = str(error).splitlines()[0]
-        raise CommandError(verdict + of_verdict(verdict)) from None
+        raise refused(error) from None
     candidates = [dict(row) for row in rows]
     measured = _core.tuning.is_measured(found.text) or transport in ("tcp", "mpi")
     return {

@@ -6,14 +6,22 @@ import argparse
 import importlib.util
 import json
 import os
-import sys
-import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError, _compare, _hosts, add_ranks
-from farandole.cli._near import did_you_mean, of_verdict
+from farandole.cli import (
+    CommandError,
+    _compare,
+    _hosts,
+    add_options,
+    add_ranks,
+    given,
+    number_of,
+    seconds_of,
+)
+from farandole.cli._near import check_known, refused
 from farandole.cli._terminal import columns
 from farandole.common._needs import how_to_get
 
@@ -79,6 +87,34 @@ _TAKERS = {
 }
 
 
+_FILE = {"type": Path}
+_OPTIONS = (
+    ("--sizes", None, f"bytes, with K, M, G for powers of 1024 ({_SIZES})"),
+    ("--dtype", None, "element type (float32)"),
+    ("--op", None, "sum, mean, min, max, product (sum)"),
+    ("--algorithm", None, "force a path or planner (default: what fits best)"),
+    ("--level", None, "of determinism", {"choices": ("canonical", "fast")}),
+    ("--memory", None, "ours, caller or both (ours,caller)"),
+    ("--device", None, "arrays on CUDA devices, which ranks take in turn", {"choices": ("cuda",)}),
+)
+_LENGTHS = (
+    ("--iterations", "N", "timed calls per row", {"reads": number_of}),
+    ("--seconds", "S", "about this long per row (0.25)",
+     {"reads": partial(seconds_of, zero=False), "default": 0.25}),
+)  # fmt: skip
+_FILES = (
+    ("--json", "FILE", "also write the rows as JSON", _FILE),
+    ("--plot", "FILE", "draw time and bandwidth (png, svg or pdf)", _FILE),
+)
+_OTHERS = (
+    ("--compare", "PEERS", f"of {', '.join(_compare.PEERS)}"),
+    ("--peer-python", "PEER=PYTHON,…",
+     "the Python of the environment that has a peer: no two MPIs fit into one"),
+    ("--rounds", "N", "blocks of each peer and size (11)", {"reads": number_of}),
+    ("--hot", "", "do not rewrite the input before each call"),
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "farandole bench COLLECTIVE -np N [options]"
     parser.add_argument(
@@ -90,34 +126,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks(
         parser, "start this many ranks; without it, this process is one of those already started"
     )
-    parser.add_argument("--sizes", help=f"bytes, with K, M, G for powers of 1024 ({_SIZES})")
-    parser.add_argument("--dtype", help="element type (float32)")
-    parser.add_argument("--op", help="sum, mean, min, max, product (sum)")
-    parser.add_argument("--algorithm", help="force a path or planner (default: what fits best)")
-    parser.add_argument("--level", choices=("canonical", "fast"), help="of determinism")
-    parser.add_argument("--memory", help="ours, caller or both (ours,caller)")
-    parser.add_argument(
-        "--device", choices=("cuda",), help="arrays on CUDA devices, which ranks take in turn"
-    )
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--iterations", metavar="N", help="timed calls per row")
-    length.add_argument("--seconds", metavar="S", help="about this long per row (0.25)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows as JSON")
-    parser.add_argument(
-        "--plot", metavar="FILE", type=Path, help="draw time and bandwidth (png, svg or pdf)"
-    )
+    add_options(parser, *_OPTIONS)
+    add_options(parser.add_mutually_exclusive_group(), *_LENGTHS)
+    add_options(parser, *_FILES)
     _hosts.add_places(parser.add_argument_group("over several hosts"))
-    others = parser.add_argument_group("beside other libraries")
-    others.add_argument("--compare", metavar="PEERS", help=f"of {', '.join(_compare.PEERS)}")
-    others.add_argument(
-        "--peer-python",
-        metavar="PEER=PYTHON,…",
-        help="the Python of the environment that has a peer: no two MPIs fit into one",
-    )
-    others.add_argument("--rounds", metavar="N", help="blocks of each peer and size (11)")
-    others.add_argument(
-        "--hot", action="store_true", help="do not rewrite the input before each call"
-    )
+    add_options(parser.add_argument_group("beside other libraries"), *_OTHERS)
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -177,33 +190,25 @@ def _slots(hosts: str | None) -> Sequence[Share] | None:
         return None
     from farandole import _launch
 
-    try:
-        return _launch.hosts_of(hosts, None)
-    except _launch.LaunchError as error:
-        raise CommandError(str(error), error.exit_code) from error
+    return _launch.hosts_of(hosts, None)
 
 
 def _ranks(arguments: argparse.Namespace, slots: Sequence[Share] | None) -> int | None:
-    cores = len(os.sched_getaffinity(0))
-    is_rank = bool(os.environ.get("RANK"))
-    if is_rank and slots is not None:
-        raise CommandError(
-            f"-H starts ranks, but this process is one already (RANK={os.environ['RANK']})"
-        )
+    own, text = os.environ.get("RANK"), arguments.ranks
+    if own and (slots is not None or text is not None):
+        option = "-np" if slots is None else "-H"
+        raise CommandError(f"{option} starts ranks, but this process is one already (RANK={own})")
     if slots is not None:
-        return _hosts.ranks_of(arguments.ranks, slots)
-    if arguments.ranks is None:
-        if is_rank:
-            return None
+        return _hosts.ranks_of(text, slots)
+    if own:
+        return None
+    if text is None:
+        cores = len(os.sched_getaffinity(0))
         raise CommandError(
             f"-np is missing; {cores} cores are usable here, so perhaps: "
             f"farandole bench {arguments.collective} -np {cores}"
         )
-    if is_rank:
-        raise CommandError(
-            f"-np starts ranks, but this process is one already (RANK={os.environ['RANK']})"
-        )
-    return _positive("-np", arguments.ranks)
+    return number_of("-np", text)
 
 
 def _check_partners(arguments: argparse.Namespace, ranks: int | None) -> None:
@@ -237,7 +242,7 @@ def _question(
             "peers meet in its memory"
         )
 
-    rounds = _positive("--rounds", arguments.rounds or "11")
+    rounds = arguments.rounds or Question.rounds
     return Question(
         collective=request.collective,
         sizes=request.sizes,
@@ -259,33 +264,20 @@ def _request(arguments: argparse.Namespace, *, is_one_machine: bool) -> Request:
     from farandole._bench.ranks import Request
 
     dtype = arguments.dtype or "float32"
-    if dtype not in _core.dtypes:
-        near = did_you_mean(dtype, _core.dtypes)
-        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(_core.dtypes)}{near}")
-    given = {name: getattr(arguments, name) for name in ("op", "algorithm", "level")}
-    options = {name: value for name, value in given.items() if value is not None}
-    _check_op(options.get("op", "sum"))
+    check_known("--dtype", dtype, _core.dtypes)
+    options = given(arguments, "op", "algorithm", "level")
+    check_known("--op", options.get("op", "sum"), _core.reduce_ops)
     return Request(
         collective=kind,
         sizes=_sizes(arguments.sizes or _SIZES, dtype) if kind != "barrier" else (0,),
         dtype=dtype,
         memory=_memory_of(arguments),
         options=options,
-        iterations=(
-            _positive("--iterations", arguments.iterations) if arguments.iterations else None
-        ),
-        seconds=_seconds(arguments.seconds or "0.25"),
+        iterations=arguments.iterations,
+        seconds=arguments.seconds,
         terminal=columns(),
         is_one_machine=is_one_machine,
     )
-
-
-def _check_op(op: str) -> None:
-    from farandole import _core
-
-    if op not in _core.reduce_ops:
-        near = did_you_mean(op, _core.reduce_ops)
-        raise CommandError(f"--op {op} is unknown; there are {', '.join(_core.reduce_ops)}{near}")
 
 
 def _sizes(text: str, dtype: str) -> tuple[int, ...]:
@@ -323,26 +315,6 @@ def _memory(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def _positive(option: str, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise CommandError(f"{option} takes a number from 1 on, not '{text}'")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:  # also refuses nan
-        raise CommandError(f"--seconds takes a number of seconds, not '{text}'")
-    return seconds
-
-
 def _check_writable(option: str, path: Path) -> None:
     """Before minutes of measuring, not after."""
     if option == "plot":
@@ -368,8 +340,7 @@ def _here(request: Request) -> list[dict[str, Any]] | int | None:
     except fd.InvalidArgument as error:
         if fd.is_initialized() and fd.rank() != 0:
             return 2
-        verdict = str(error).splitlines()[0]
-        raise CommandError(verdict + of_verdict(verdict)) from error
+        raise refused(error) from error
     return rows if fd.rank() == 0 else None
 
 
@@ -378,24 +349,18 @@ def _among(
 ) -> list[dict[str, Any]] | int:
     """Starts ranks; rank 0 shows the rows, and leaves them in a file."""
     from farandole import _launch
+    from farandole._launch.results import result_of
 
     reach = _launch.Reach(launcher=launcher or "ssh")
     if hosts and reach.launcher == "ssh" and not _launch.is_here(hosts[0].host):
         raise CommandError(
             f"rank 0, which has the rows, would be on host {hosts[0].host}: name this host first"
         )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
-    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as directory:
-        file = Path(directory, "result.json")
-        command = [sys.executable, "-m", "farandole._bench", json.dumps(asdict(request)), str(file)]
-        try:
-            job = _launch.Job(command, ranks, prefix=False, hosts=hosts, reach=reach)
-            code = _launch.launch(job)
-        except _launch.LaunchError as error:
-            raise CommandError(str(error), error.exit_code) from error
-        result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    if "mistake" in result:
-        raise CommandError(result["mistake"] + of_verdict(result["mistake"]))
-    if code == 0 and not result:
-        raise CommandError("the ranks ended without a result", 1)
+    code, result = result_of(
+        "farandole._bench",
+        [json.dumps(asdict(request))],
+        lambda command: _launch.Job(command, ranks, prefix=False, hosts=hosts, reach=reach),
+    )
+    if result and "mistake" in result:
+        raise refused(result["mistake"])
     return code or list(result["rows"])

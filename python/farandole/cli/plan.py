@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from farandole._host_parts import host_of_each
-from farandole.cli import CommandError
-from farandole.cli._near import of_verdict
+from farandole.cli import CommandError, add_options
+from farandole.cli._near import refused
 
 EPILOG = """\
 examples:
@@ -32,43 +32,32 @@ def _counts(text: str) -> tuple[int, ...]:
         ) from None
 
 
+_OPTIONS = (
+    ("collective", None,
+     "all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all or "
+     "barrier"),
+    ("--algorithm", None,
+     "the planner's name: ring, binomial, … (default: what the cost model picks)"),
+    ("--ranks", None, "size of the group (default: 4)", {"type": int, "default": 4}),
+    ("--count", None, "elements (default: 1024)", {"type": int, "default": 1024}),
+    ("--counts", "N,N,…",
+     "elements of each rank's share where they differ, as 3,0,5; for all_to_all those of each "
+     "block, by sender and then by receiver", {"type": _counts, "default": ()}),
+    ("--hosts", "N,N,…",
+     "how many ranks each host has, as 2,2, or the host of each rank, as 0:1:0:1 (default: all "
+     "share one)", {"default": ""}),
+    ("--lanes", None, "independent lanes (default: 1)", {"type": int, "default": 1}),
+    ("--segments", None, "pieces a chunk is pipelined in (default: 1)",
+     {"type": int, "default": 1}),
+    ("--root", None, "root of a rooted one (default: 0)", {"type": int, "default": 0}),
+    ("--rank", None, "show this rank alone (default: all)", {"type": int}),
+    ("--draw", "FILE", "draw all ranks to FILE.svg or FILE.png instead", {"type": Path}),
+    ("--lane", None, "with --draw, the lane to draw (default: 0)", {"type": int}),
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "collective",
-        help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, "
-        "all_to_all or barrier",
-    )
-    parser.add_argument(
-        "--algorithm",
-        help="the planner's name: ring, binomial, … (default: what the cost model picks)",
-    )
-    parser.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
-    parser.add_argument("--count", type=int, default=1024, help="elements (default: 1024)")
-    parser.add_argument(
-        "--counts",
-        type=_counts,
-        default=(),
-        metavar="N,N,…",
-        help="elements of each rank's share where they differ, as 3,0,5; for all_to_all those of "
-        "each block, by sender and then by receiver",
-    )
-    parser.add_argument(
-        "--hosts",
-        default="",
-        metavar="N,N,…",
-        help="how many ranks each host has, as 2,2, or the host of each rank, as 0:1:0:1 (default: "
-        "all share one)",
-    )
-    parser.add_argument("--lanes", type=int, default=1, help="independent lanes (default: 1)")
-    parser.add_argument(
-        "--segments", type=int, default=1, help="pieces a chunk is pipelined in (default: 1)"
-    )
-    parser.add_argument("--root", type=int, default=0, help="root of a rooted one (default: 0)")
-    parser.add_argument("--rank", type=int, help="show this rank alone (default: all)")
-    parser.add_argument(
-        "--draw", type=Path, metavar="FILE", help="draw all ranks to FILE.svg or FILE.png instead"
-    )
-    parser.add_argument("--lane", type=int, help="with --draw, the lane to draw (default: 0)")
+    add_options(parser, *_OPTIONS)
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -89,9 +78,7 @@ def handle(arguments: argparse.Namespace) -> int:
         else:
             _draw(file, lane or 0, given)
     except (ValueError, KeyError) as error:
-        # The verdict is an error's first line; evidence and advice would repeat the arguments.
-        verdict = str(error.args[0]).splitlines()[0]
-        raise CommandError(verdict + of_verdict(verdict)) from error
+        raise refused(error) from error
     return 0
 
 
@@ -102,9 +89,6 @@ def _draw(file: Path, lane: int, given: dict[str, Any]) -> None:
 
     if given.pop("rank") is not None:
         raise CommandError("--draw shows all ranks; leave out --rank")
-    try:
-        _draw.check_name(file)
-        _draw.save(draw_plan(Shape(**given), lane=lane), file)
-    except _draw.DrawError as error:
-        raise CommandError(str(error)) from error
+    _draw.check_name(file)
+    _draw.save(draw_plan(Shape(**given), lane=lane), file)
     print(f"drew {file}")

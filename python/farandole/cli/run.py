@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError, _elastic, _hosts, add_ranks, seconds_of
+from farandole.cli import CommandError, _elastic, _hosts, add_options, add_ranks, given, seconds_of
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
@@ -45,41 +45,33 @@ how it ends (with --min-np, --max-np or --host-discovery-script see docs/elastic
 """
 
 
+_PATH = {"type": Path}
+_SECONDS = {"reads": seconds_of}
+_OPTIONS = (
+    ("--horovod", "", "`import horovod` means farandole, in the command and all that it starts"),
+    ("--no-prefix", "", "show lines as they are, without '[rank] '"),
+    ("--all-output", "",
+     "show the progress bars of all ranks (default: rank 0's, and that of a rank that fails)"),
+    ("--output-dir", "DIR",
+     "also write DIR/rank-N.out and DIR/rank-N.err, byte for byte (created; 0600)", _PATH),
+    ("--grace", "SECONDS",
+     "time for the other ranks to react to a failed one (default: 1)", _SECONDS),
+    ("--patience", "SECONDS",
+     "time between a signal and the next harsher one (default: 5)", _SECONDS),
+)  # fmt: skip
+_HOROVODS = (
+    ("-hostfile --hostfile", "FILE", "the same as 'HOST slots=N'", _PATH),
+    ("-p --ssh-port", "PORT", "the port of ssh on other hosts", {"type": int}),
+    ("-i --ssh-identity-file", "FILE", "the key that ssh uses", _PATH),
+    ("--output-filename", "DIR",
+     "also write DIR/rank.N/stdout and DIR/rank.N/stderr (replaced if they are there)", _PATH),
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "farandole run -np N [options] -- COMMAND [ARGUMENT …]"
     add_ranks(parser, "how many ranks to start")
-    parser.add_argument(
-        "--horovod",
-        action="store_true",
-        help="`import horovod` means farandole, in the command and all that it starts",
-    )
-    parser.add_argument(
-        "--no-prefix", action="store_true", help="show lines as they are, without '[rank] '"
-    )
-    parser.add_argument(
-        "--all-output",
-        action="store_true",
-        help="show the progress bars of all ranks (default: rank 0's, and that of a rank that "
-        "fails)",
-    )
-    parser.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        type=Path,
-        help="also write DIR/rank-N.out and DIR/rank-N.err, byte for byte (created; 0600)",
-    )
-    parser.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        default="1",
-        help="time for the other ranks to react to a failed one (default: 1)",
-    )
-    parser.add_argument(
-        "--patience",
-        metavar="SECONDS",
-        default="5",
-        help="time between a signal and the next harsher one (default: 5)",
-    )
+    add_options(parser, *_OPTIONS)
     _hosts.add_arguments(parser.add_argument_group("several hosts"))
     _elastic.add_arguments(parser.add_argument_group("ranks that come and go"))
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
@@ -93,21 +85,7 @@ WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
 def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> None:
     """The options that `farandole-horovodrun` has, too."""
     _hosts.add_hosts(parser)
-    parser.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE", type=Path, help="the same as 'HOST slots=N'"
-    )
-    parser.add_argument(
-        "-p", "--ssh-port", metavar="PORT", type=int, help="the port of ssh on other hosts"
-    )
-    parser.add_argument(
-        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key that ssh uses"
-    )
-    parser.add_argument(
-        "--output-filename",
-        metavar="DIR",
-        type=Path,
-        help="also write DIR/rank.N/stdout and DIR/rank.N/stderr (replaced if they are there)",
-    )
+    add_options(parser, *_HOROVODS)
     add_flags(parser, flags)
 
 
@@ -127,44 +105,40 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     from farandole.cli._terminal import wants_colour
     from farandole.horovod import as_environment
 
-    try:
-        slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
-        settings = settings_of(arguments)
-        ranks = _ranks(arguments.ranks, command, slots, name)
-        terms = _elastic.terms_of(arguments, ranks, slots, name)
-        is_discovered = terms is not None and bool(terms.discovery)
-        most = ranks if terms is None else terms.most
-        hosts = () if is_discovered else _hosts.shares(arguments, most, slots)
-        is_remote = bool(hosts) or is_discovered
-        job = _launch.Job(
-            command=command,
-            ranks=ranks,
-            prefix=not arguments.no_prefix,
-            all_output=arguments.all_output,
-            colours=(wants_colour(1), wants_colour(2)),
-            copies=_copies(arguments),
-            environment=settings
-            | (as_environment() if arguments.horovod else {})
-            | ({"FARANDOLE_WIRE": "sealed"} if arguments.seal else {})
-            | _launch.named(arguments.exports, os.environ),
-            grace=seconds_of("--grace", arguments.grace),
-            patience=seconds_of("--patience", arguments.patience),
-            hosts=hosts,
-            reach=_hosts.reach(arguments, is_remote, name),
-            start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
-            insecure=arguments.insecure,
-            elastic=terms,
-        )
-        if is_remote:
-            return _launch.launch(job)
-        _launch.check_command(command)  # before anything that takes time
-        if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
-            from farandole._tune.first_use import measure_if_unknown
-
-            measure_if_unknown(job.ranks)
+    slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
+    settings = settings_of(arguments)
+    ranks = _ranks(arguments.ranks, command, slots, name)
+    terms = _elastic.terms_of(arguments, ranks, slots, name)
+    is_discovered = terms is not None and bool(terms.discovery)
+    most = ranks if terms is None else terms.most
+    hosts = () if is_discovered else _hosts.shares(arguments, most, slots)
+    is_remote = bool(hosts) or is_discovered
+    job = _launch.Job(
+        command=command,
+        ranks=ranks,
+        prefix=not arguments.no_prefix,
+        all_output=arguments.all_output,
+        colours=(wants_colour(1), wants_colour(2)),
+        copies=_copies(arguments),
+        environment=settings
+        | (as_environment() if arguments.horovod else {})
+        | ({"FARANDOLE_WIRE": "sealed"} if arguments.seal else {})
+        | _launch.named(arguments.exports, os.environ),
+        hosts=hosts,
+        reach=_hosts.reach(arguments, is_remote, name),
+        start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
+        insecure=arguments.insecure,
+        elastic=terms,
+        **given(arguments, "grace", "patience"),
+    )
+    if is_remote:
         return _launch.launch(job)
-    except _launch.LaunchError as error:
-        raise CommandError(str(error), error.exit_code) from error
+    _launch.check_command(command)  # before anything that takes time
+    if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
+        from farandole._tune.first_use import measure_if_unknown
+
+        measure_if_unknown(job.ranks)
+    return _launch.launch(job)
 
 
 def _copies(arguments: argparse.Namespace) -> Copies | None:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from farandole.cli import CommandError
+from farandole.cli import CommandError, add_options
 
 EPILOG = """\
 examples:
@@ -21,25 +21,21 @@ examples:
 """
 
 
+_OPTIONS = (
+    ("directory", "DIR", "what FARANDOLE_TRACE named", {"type": Path}),
+    ("other", "DIR2", "another run's", {"type": Path, "nargs": "?"}),
+    ("--add", "DIR",
+     "a directory with parts of the same run that another host wrote: they are put into the first "
+     "one", {"type": Path, "action": "append", "default": []}),
+    ("--json", "", "the summary as JSON, in microseconds"),
+    ("--draw", "FILE", "draw a step to FILE.svg or FILE.png instead", {"type": Path}),
+    ("--step", None, "with --draw, the step's number from 0 (default: a typical one)",
+     {"type": int}),
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="what FARANDOLE_TRACE named")
-    parser.add_argument("other", metavar="DIR2", type=Path, nargs="?", help="another run's")
-    parser.add_argument(
-        "--add",
-        type=Path,
-        metavar="DIR",
-        action="append",
-        default=[],
-        help="a directory with parts of the same run that another host wrote: they are put into "
-        "the first one",
-    )
-    parser.add_argument("--json", action="store_true", help="the summary as JSON, in microseconds")
-    parser.add_argument(
-        "--draw", type=Path, metavar="FILE", help="draw a step to FILE.svg or FILE.png instead"
-    )
-    parser.add_argument(
-        "--step", type=int, help="with --draw, the step's number from 0 (default: a typical one)"
-    )
+    add_options(parser, *_OPTIONS)
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -50,21 +46,18 @@ def handle(arguments: argparse.Namespace) -> int:
         raise CommandError("--step chooses the step that --draw FILE draws")
     if arguments.draw is not None and arguments.json:
         raise CommandError("--draw and --json exclude each other")
-    try:
-        _trace.recover(arguments.directory, living=True)
-        _trace.gather(arguments.directory, arguments.add)
-        if arguments.other is not None:
-            directories.append(arguments.other)
-        else:
-            directories = _trace.runs_in(arguments.directory)
-        if arguments.draw is not None:
-            return _draw(directories, arguments.step, arguments.draw)
-        for directory in {*directories} - {arguments.directory}:
-            _trace.recover(directory, living=True)
-        merged = [_trace.merge(directory) for directory in directories]
-        found = [_trace.summary(directory) for directory in directories]
-    except _trace.TraceError as error:
-        raise CommandError(str(error), exit_code=1) from error
+    _trace.recover(arguments.directory, living=True)
+    _trace.gather(arguments.directory, arguments.add)
+    if arguments.other is not None:
+        directories.append(arguments.other)
+    else:
+        directories = _trace.runs_in(arguments.directory)
+    if arguments.draw is not None:
+        return _draw(directories, arguments.step, arguments.draw)
+    for directory in {*directories} - {arguments.directory}:
+        _trace.recover(directory, living=True)
+    merged = [_trace.merge(directory) for directory in directories]
+    found = [_trace.summary(directory) for directory in directories]
     if arguments.json:
         print(_trace.to_json(found))
         return 0
@@ -80,10 +73,7 @@ def _draw(directories: Sequence[Path], step: int | None, file: Path) -> int:
 
     if len(directories) > 1:
         raise CommandError("--draw shows one run; name one directory")
-    try:
-        _draw.check_name(file)
-        _draw.save(draw_step(_trace.load(directories[0]), step), file)
-    except _draw.DrawError as error:
-        raise CommandError(str(error)) from error
+    _draw.check_name(file)
+    _draw.save(draw_step(_trace.load(directories[0]), step), file)
     print(f"drew {file}")
     return 0

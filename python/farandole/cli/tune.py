@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError, _hosts, add_ranks
+from farandole.cli import CommandError, _hosts, add_options, add_ranks, number_of
 
 if TYPE_CHECKING:
     from farandole._launch import Share
@@ -34,20 +34,25 @@ _FIRST_USE_SECONDS = 1.2
 _MUCH_QUIETER = 1.5  # noise is itself a noisy number
 
 
+_OPTIONS = (
+    ("--output", "FILE", "write here, not into the cache"),
+    ("--dry-run", "", "measure and show, write nothing"),
+    ("--force", "", "replace a table of less noise, too"),
+)
+_MORE = (
+    ("--mpi", "",
+     "as the ranks that mpiexec starts, on several hosts: measure what MPI's own all-reduce and "
+     "messages over MPI take, and add it to this host's table"),
+    # For `farandole run`, which measures paths alone, in a second, and however it turns out.
+    ("--first-use", "", argparse.SUPPRESS),
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks(parser, "measure with this many ranks (the usable cores, from 2 to 8)")
-    parser.add_argument("--output", metavar="FILE", help="write here, not into the cache")
-    parser.add_argument("--dry-run", action="store_true", help="measure and show, write nothing")
-    parser.add_argument("--force", action="store_true", help="replace a table of less noise, too")
+    add_options(parser, *_OPTIONS)
     _hosts.add_places(parser.add_argument_group("links to other hosts"))
-    parser.add_argument(
-        "--mpi",
-        action="store_true",
-        help="as the ranks that mpiexec starts, on several hosts: measure what MPI's own "
-        "all-reduce and messages over MPI take, and add it to this host's table",
-    )
-    # For `farandole run`, which measures paths alone, in a second, and however it turns out.
-    parser.add_argument("--first-use", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser, *_MORE)
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -64,13 +69,10 @@ def handle(arguments: argparse.Namespace) -> int:
         path = arguments.output or kept.path_here()
     except kept.NotBelieved as error:
         raise CommandError(f"{error}; say --output FILE") from None
-    try:
-        seconds = _FIRST_USE_SECONDS if brief else _SECONDS
-        reach = _launch.Reach(launcher=arguments.launcher or "ssh")
-        link = starting.measure_links(hosts, reach, seconds) if hosts else None
-        samples = starting.measure(ranks, seconds, planners=not brief, terminal=columns())
-    except _launch.LaunchError as error:
-        raise CommandError(str(error), error.exit_code) from error
+    seconds = _FIRST_USE_SECONDS if brief else _SECONDS
+    reach = _launch.Reach(launcher=arguments.launcher or "ssh")
+    link = starting.measure_links(hosts, reach, seconds) if hosts else None
+    samples = starting.measure(ranks, seconds, planners=not brief, terminal=columns())
     result = fit.fit(samples)
     if link is not None:
         result.seconds.update(network_round=link.network_round, network_byte=link.network_byte)
@@ -135,10 +137,7 @@ def _ranks(text: str | None) -> int:
         raise CommandError("it starts ranks of its own; run it outside of a job")
     if text is None:
         return min(max(len(os.sched_getaffinity(0)), 2), 8)
-    ranks = int(text) if text.isdecimal() else 0
-    if not 2 <= ranks <= 64:
-        raise CommandError(f"-np takes a number from 2 to 64, not '{text}'")
-    return ranks
+    return number_of("-np", text, 2, 64)
 
 
 def _hosts_of(arguments: argparse.Namespace) -> Sequence[Share]:
@@ -149,10 +148,7 @@ def _hosts_of(arguments: argparse.Namespace) -> Sequence[Share]:
         if arguments.launcher is not None:
             raise CommandError("--launcher says how hosts are reached: name them with -H")
         return ()
-    try:
-        names = [share.host for share in _launch.hosts_of(arguments.hosts, None) or ()]
-    except _launch.LaunchError as error:
-        raise CommandError(str(error), error.exit_code) from error
+    names = [share.host for share in _launch.hosts_of(arguments.hosts, None) or ()]
     if len(names) < 2:
         raise CommandError(f"-H {arguments.hosts}: a link has two ends; name this host and others")
     if arguments.launcher in (None, "ssh"):
