@@ -10,6 +10,7 @@ import functools
 import inspect
 import numbers
 import os
+import re
 import struct
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -171,9 +172,12 @@ def _called(function: Any) -> str:
     return name.rpartition(".")[2]
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def is_text(value: Any) -> bool:
     """Text that UTF-8 has: no surrogates, as of bytes that are none."""
-    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+    return isinstance(value, str) and _SURROGATE.search(value) is None
 
 
 def is_whole(value: Any) -> bool:

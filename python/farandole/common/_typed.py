@@ -18,13 +18,13 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from farandole import _json
-from farandole._arguments import type_of
+from farandole._arguments import is_text, type_of
 
 _LENGTH = 8  # bytes
 _DEEPEST = 50  # levels of values in values: each takes some of Python's stack
@@ -32,6 +32,7 @@ _KINDS = "biufcSUMm?"  # of numpy's dtypes
 _MOST_BITS = 4096  # of an int; Python limits the digits that it reads
 _LONG = 64  # characters of a text that is worth a reference
 _MOST_DIMENSIONS, _LONGEST = 64, 1 << 62  # of an array
+_SURROGATES = ("utf-8", "surrogatepass")
 _ELSEWHERE = {"torch": "farandole.common._torch_typed"}  # by the package of a value's class
 _ROWS = (  # modules with named tuples that ranks send each other
     "farandole.data._parts", "farandole.data._share", "farandole.pipeline._wire",
@@ -108,9 +109,9 @@ class _Writer:
     def _of_constant(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if kind is str:
-            if value.isascii() or not _has_surrogates(value):
+            if value.isascii() or is_text(value):
                 return value
-            return ["u", self._kept(value.encode("utf-8", "surrogatepass"))]
+            return ["u", self._kept(value.encode(*_SURROGATES))]
         if kind is bytes:
             return ["b", self._kept(value)]
         if kind is tuple:
@@ -152,86 +153,77 @@ class _Reader:
     def value(self, words: Any) -> Any:
         if isinstance(words, list):
             tag, *rest = words
-            return getattr(self, f"_of_{tag}")(*rest)
+            return _READ[tag](self, *rest)
         if isinstance(words, dict):
             raise ValueError("a dict is written as a list")
-        return self._new(words) if isinstance(words, str) and len(words) >= _LONG else words
+        return self.new(words) if isinstance(words, str) and len(words) >= _LONG else words
 
-    def _of_f(self, bits: int) -> float:
-        number: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
-        return number
-
-    def _of_c(self, real: Any, imaginary: Any) -> complex:
-        return complex(self.value(real), self.value(imaginary))
-
-    def _of_r(self, number: int) -> Any:
-        return self._made[range(len(self._made))[number]]
-
-    def _of_l(self, *items: Any) -> list[Any]:
-        made: list[Any] = self._new([])
+    def list_of(self, *items: Any) -> list[Any]:
+        made: list[Any] = self.new([])
         made.extend(map(self.value, items))
         return made
 
-    def _of_d(self, *flat: Any) -> dict[Any, Any]:
-        return self._filled(self._new({}), flat)
-
-    def _of_o(self, attributes: Any, *flat: Any) -> dict[Any, Any]:
-        made = self._new(OrderedDict())
+    def ordered(self, attributes: Any, *flat: Any) -> dict[Any, Any]:
+        made = self.new(OrderedDict())
         vars(made).update(self.value(attributes) or {})
-        return self._filled(made, flat)
+        return self.filled(made, flat)
 
-    def _of_u(self, size: int) -> str:
-        text: str = self._new(bytes(self._taken(size)).decode("utf-8", "surrogatepass"))
-        return text
-
-    def _of_b(self, size: int) -> Any:
-        return self._new(bytes(self._taken(size)))
-
-    def _of_t(self, *items: Any) -> Any:
-        return self._new(tuple(map(self.value, items)))
-
-    def _of_x(self, module: str, name: str, *items: Any) -> Any:
+    def row(self, module: str, name: str, *items: Any) -> Any:
         if module not in _ROWS:
             raise ValueError(f"{module} has no rows")
         kind = vars(importlib.import_module(module))[name]
         if not _is_row(kind):
             raise ValueError(f"{module}.{name} is no row")
-        return self._new(kind._make(map(self.value, items)))
+        return self.new(kind._make(map(self.value, items)))
 
-    def _of_s(self, dtype: str, size: int) -> Any:
-        return self._new(self._numbers(dtype, [], "C", size)[()])
-
-    def _of_n(self, dtype: str, shape: list[int], order: str, size: int) -> Any:
-        return self._new(self._numbers(dtype, shape, order, size))
-
-    def _of_e(self, package: str, *words: Any) -> Any:
+    def elsewhere(self, package: str, *words: Any) -> Any:
         *rest, size = words
         theirs = importlib.import_module(_ELSEWHERE[package])
-        return self._new(theirs.made_of(*rest, bytearray(self._taken(size))))
+        return self.new(theirs.made_of(*rest, bytearray(self.taken(size))))
 
-    def _numbers(self, text: str, shape: list[int], order: str, size: int) -> Any:
+    def numbers(self, text: str, shape: list[int], order: str, size: int) -> Any:
         dtype = np.dtype(text)
         if not _is_plain(dtype) or elements_of(shape) * dtype.itemsize != size:
             raise ValueError(f"an array of {dtype} and shape {shape} in {size} bytes")
         make: Any = np.ndarray
-        return make(shape, dtype, bytearray(self._taken(size)), order=order)
+        return make(shape, dtype, bytearray(self.taken(size)), order=order)
 
-    def _filled(self, made: dict[Any, Any], flat: tuple[Any, ...]) -> dict[Any, Any]:
+    def filled(self, made: dict[Any, Any], flat: tuple[Any, ...]) -> dict[Any, Any]:
         words: Iterator[Any] = iter(flat)
         for each in words:
             key = self.value(each)  # before its value, as they were written
             made[key] = self.value(next(words))
         return made
 
-    def _new(self, made: Any) -> Any:
+    def known(self, number: int) -> Any:
+        return self._made[range(len(self._made))[number]]
+
+    def new(self, made: Any) -> Any:
         self._made.append(made)
         return made
 
-    def _taken(self, size: int) -> memoryview:
+    def taken(self, size: int) -> memoryview:
         if not 0 <= size <= self.left:
             raise ValueError(f"{size} bytes where {self.left} are left")
         self._begin += size
         return self._contents[self._begin - size : self._begin]
+
+
+_READ: dict[str, Callable[..., Any]] = {  # by the tag of a list
+    "b": lambda reader, size: reader.new(bytes(reader.taken(size))),
+    "c": lambda reader, real, imaginary: complex(reader.value(real), reader.value(imaginary)),
+    "d": lambda reader, *flat: reader.filled(reader.new({}), flat),
+    "e": _Reader.elsewhere,
+    "f": lambda _, bits: struct.unpack("<d", bits.to_bytes(8, "little"))[0],
+    "l": _Reader.list_of,
+    "n": lambda reader, *about: reader.new(reader.numbers(*about)),
+    "o": _Reader.ordered,
+    "r": _Reader.known,
+    "s": lambda reader, dtype, size: reader.new(reader.numbers(dtype, [], "C", size)[()]),
+    "t": lambda reader, *items: reader.new(tuple(map(reader.value, items))),
+    "u": lambda reader, size: reader.new(bytes(reader.taken(size)).decode(*_SURROGATES)),
+    "x": _Reader.row,
+}
 
 
 def elements_of(shape: list[int]) -> int:
@@ -239,14 +231,6 @@ def elements_of(shape: list[int]) -> int:
     if len(shape) > _MOST_DIMENSIONS or not all(0 <= n < _LONGEST for n in shape):
         raise ValueError("it is no shape")
     return math.prod(shape)
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _is_row(kind: Any) -> bool:
