@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from farandole._tables import counted, plain_table
-from farandole._trace.figures import Summary
+from farandole._trace.figures import OperationSummary, RankSummary, Summary
+
+T = TypeVar("T")
+Columns: TypeAlias = Mapping[str, Callable[[T], str]]  # by name: the cell of a row
 
 
 def render(found: Summary) -> str:
@@ -91,77 +94,63 @@ def _notes(found: Summary) -> list[str]:
     return notes
 
 
+_OF_RANKS: Columns[RankSummary] = {
+    "rank": lambda r: str(r.rank),
+    "steps": lambda r: str(r.steps),
+    "step": lambda r: _time(r.step_median),
+    "final wait": lambda r: _time(r.final_wait),
+    "on their way": lambda r: _time(r.communicating),
+    "overlap": lambda r: _share(r.overlap),
+    "other waits": lambda r: _time(r.other_waits),
+    "operations": lambda r: (
+        str(r.operations) + f" ({r.failed_operations} failed)" * bool(r.failed_operations)
+    ),
+    "reduced": lambda r: _bytes(r.reduced_bytes),
+}
+_ON_DEVICES: Columns[RankSummary] = {
+    "rank": lambda r: str(r.rank),
+    "reducing": lambda r: _time(r.on_devices),
+    "after the last gradient": lambda r: _time(r.after_the_last),
+    "at most": lambda r: _time(r.most_after_the_last),
+    "overlap": lambda r: _share(r.device_overlap),
+}
+_SLOWEST: Columns[OperationSummary] = {
+    "operation": lambda o: (
+        f"{o.collective} #{o.sequence}" + f" '{o.name}'" * (o.name != o.collective)
+    ),
+    "bytes": lambda o: _bytes(o.bytes),
+    "path": lambda o: o.path,
+    "took": lambda o: _time(o.took),
+    "waited for the last rank": lambda o: f"{_time(o.waited)} (rank {o.last_rank})",
+}
+
+
 def _tables(found: Summary) -> Iterator[str]:
-    columns = (
-        "rank", "steps", "step", "final wait", "on their way", "overlap", "other waits",
-        "operations", "reduced",
-    )  # fmt: skip
-    yield plain_table(
-        "where the time went (step: median; times: sums over all steps)",
-        columns,
-        [
-            (
-                str(r.rank),
-                str(r.steps),
-                _time(r.step_median),
-                _time(r.final_wait),
-                _time(r.communicating),
-                _share(r.overlap),
-                _time(r.other_waits),
-                str(r.operations)
-                + (f" ({r.failed_operations} failed)" * bool(r.failed_operations)),
-                _bytes(r.reduced_bytes),
-            )
-            for r in found.by_rank
-        ],
-    )
+    whole = "where the time went (step: median; times: sums over all steps)"
+    yield _table(whole, _OF_RANKS, found.by_rank)
     if found.device_overlap is not None:
-        yield plain_table(
-            "on devices, by their own clocks (per step: median)",
-            ("rank", "reducing", "after the last gradient", "at most", "overlap"),
-            [
-                (
-                    str(r.rank),
-                    _time(r.on_devices),
-                    _time(r.after_the_last),
-                    _time(r.most_after_the_last),
-                    _share(r.device_overlap),
-                )
-                for r in found.by_rank
-            ],
-        )
-    if found.compared_operations:
-        yield plain_table(
-            f"who is late (of {found.compared_operations} operations; how long all others waited)",
-            ("rank", "last to arrive", "share", "late by (median)", "late by (sum)"),
-            [
-                (
-                    str(r.rank),
-                    str(r.last_to_arrive),
-                    _share(r.last_to_arrive / found.compared_operations),
-                    _time(r.late_by_median),
-                    _time(r.late_by_total),
-                )
-                for r in found.by_rank
-            ],
-        )
-        yield plain_table(
-            "slowest operations (first rank in to last rank out)",
-            ("operation", "bytes", "path", "took", "waited for the last rank"),
-            [
-                (
-                    f"{o.collective} #{o.sequence}" + (f" '{o.name}'" * (o.name != o.collective)),
-                    _bytes(o.bytes),
-                    o.path,
-                    _time(o.took),
-                    f"{_time(o.waited)} (rank {o.last_rank})",
-                )
-                for o in found.slowest
-            ],
-        )
+        there = "on devices, by their own clocks (per step: median)"
+        yield _table(there, _ON_DEVICES, found.by_rank)
+    if count := found.compared_operations:
+        late: Columns[RankSummary] = {
+            "rank": lambda r: str(r.rank),
+            "last to arrive": lambda r: str(r.last_to_arrive),
+            "share": lambda r: _share(r.last_to_arrive / count),
+            "late by (median)": lambda r: _time(r.late_by_median),
+            "late by (sum)": lambda r: _time(r.late_by_total),
+        }
+        who = f"who is late (of {count} operations; how long all others waited)"
+        yield _table(who, late, found.by_rank)
+        slowest = "slowest operations (first rank in to last rank out)"
+        yield _table(slowest, _SLOWEST, found.slowest)
     if found.spans:
         rows = [(name, _time(time)) for name, time in found.spans.items()]
         yield plain_table("spans of the program", ("name", "median"), rows)
+
+
+def _table(title: str, columns: Columns[T], rows: Iterable[T]) -> str:
+    cells = [[show(row) for show in columns.values()] for row in rows]
+    return plain_table(title, list(columns), cells)
 
 
 def _short_names(first: str, second: str) -> tuple[str, str]:
