@@ -20,14 +20,6 @@ from grid import combinations
 # -- statistics ---------------------------------------------------------------------------------
 
 
-def test_the_median_is_the_middle_or_the_mean_of_two() -> None:
-    assert st.median([3, 1, 2]) == 2
-    assert st.median([4, 1, 2, 3]) == 2.5
-    assert st.median([7]) == 7
-    with pytest.raises(ValueError, match="no values"):
-        st.median([])
-
-
 def test_a_percentile_is_a_measured_value() -> None:
     values = list(range(1, 1001))
     random.Random(5).shuffle(values)

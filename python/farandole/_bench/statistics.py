@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from statistics import median as median
 from typing import NamedTuple
 
 
@@ -23,15 +24,6 @@ class Interval(NamedTuple):
     low: float
     high: float
     confidence: float
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle one; the mean of the two in the middle of an even number."""
-    ordered = sorted(values)
-    n = len(ordered)
-    if n == 0:
-        raise ValueError("no values")
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
