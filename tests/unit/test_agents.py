@@ -21,7 +21,7 @@ import pytest
 
 from farandole._launch.agents import address, frames, secret
 from farandole._launch.agents.carried import carried, named
-from farandole._launch.agents.frames import Decoder, FrameError, Message, Output
+from farandole._launch.agents.frames import Decoder, FrameError, Message
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order, package, version
 from farandole._launch.agents.reach import AGENT, address_of, advice_for, command_for
@@ -181,8 +181,9 @@ def test_frames_come_whole_however_they_are_cut() -> None:
     decoder = Decoder()
     found = [frame for i in range(len(data)) for frame in decoder.feed(data[i : i + 1])]
     assert found == [
-        Message("died", {"rank": 3, "exit_code": -9}), Output(1, 0, b"x\n" * 1000)
-    ]  # fmt: skip
+        Message("died", {"rank": 3, "exit_code": -9}),
+        Message("output", {"rank": 1, "which": 0}, b"x\n" * 1000),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +204,10 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 def test_more_output_than_was_asked_for_is_refused() -> None:
     inlets = Inlets()
     ends = inlets.add(0)
-    inlets.take(Output(0, 0, b"x" * frames.WINDOW))
+    (whole,) = Decoder().feed(frames.output(0, 0, b"x" * frames.WINDOW))
+    inlets.take(whole)
     with pytest.raises(FrameError, match="more output of rank 0"):
-        inlets.take(Output(0, 0, b"x"))
+        inlets.take(whole._replace(data=b"x"))
     inlets.close()
     for end in ends:
         os.close(end)
@@ -331,6 +333,8 @@ def test_what_an_agent_says_moves_no_cursor(order: Order) -> None:
         STARTED + frames.message("died", rank=0, exit_code=1),
         STARTED + frames.message("died", rank=1, exit_code=1000),
         STARTED + frames.output(5, 0, b"x"),
+        STARTED + frames.message("output", b"x", rank=[], which={}),
+        STARTED + frames.message("parcel", b"x", name=1),
         STARTED + frames.output(1, 0, b"x" * (frames.WINDOW + 1)),
         frames.message("started"),
         frames.message("please", run="rm"),
@@ -392,16 +396,16 @@ class Agent:
 
     def hear(self, *kinds: str) -> Message:
         """The next of these; others are left out."""
-        return next(f for f in self.frames() if isinstance(f, Message) and f.kind in kinds)
+        return next(frame for frame in self.frames() if frame.kind in kinds)
 
     def hear_output(self, line: bytes) -> None:
         heard = b""
         for frame in self.frames():
-            heard += frame.data if isinstance(frame, Output) else b""
+            heard += frame.data
             if line in heard:
                 return
 
-    def frames(self) -> Iterator[Message | Output]:
+    def frames(self) -> Iterator[Message]:
         assert self.process.stdout is not None
         deadline = time.monotonic() + LIMIT
         while select.select([self.process.stdout], [], [], deadline - time.monotonic())[0]:

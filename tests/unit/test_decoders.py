@@ -56,7 +56,7 @@ def frames_of(data: bytes) -> list[object]:
 FRAMES = (
     frames.message("died", rank=3, exit_code=1)
     + frames.output(2, 1, b"what it wrote")
-    + frames.parcel(frames.Parcel("trace", "rank-0.jsonl", True, b"{}"))
+    + frames.message("parcel", b"{}", what="trace", name="rank-0.jsonl", last=True)
 )
 
 TF_CONFIG = json.dumps(

@@ -10,7 +10,7 @@ from test_trace import Part
 
 from farandole import _trace, cli
 from farandole._launch.agents import frames, parcels
-from farandole._launch.agents.frames import Decoder, FrameError, Parcel
+from farandole._launch.agents.frames import Decoder, FrameError, Message
 from farandole._trace import clocks
 from farandole._trace.clocks import Clock
 
@@ -157,7 +157,6 @@ def test_an_agent_sends_what_its_ranks_left(tmp_path: Path) -> None:
     decoder, delivery = Decoder(), parcels.Delivery({"FARANDOLE_TRACE": str(here)})
     for frame in parcels.packed({"FARANDOLE_TRACE": str(there)}, range(1, 2), since=0.0):
         for parcel in decoder.feed(frame):
-            assert isinstance(parcel, Parcel)
             delivery.take(parcel, range(1, 2))
     delivery.put_together()
     assert json.loads((here / "trace.json").read_text())["otherData"]["missing_ranks"] == []
@@ -165,16 +164,20 @@ def test_an_agent_sends_what_its_ranks_left(tmp_path: Path) -> None:
     assert list(parcels.packed({"FARANDOLE_TRACE": str(there)}, range(2), since=later)) == []
 
 
+def a_parcel(name: str) -> Message:
+    return Message("parcel", {"what": "trace", "name": name, "last": True})
+
+
 @pytest.mark.parametrize("name", ["../rank-1.jsonl", "rank-0.jsonl", ".profile", "rank-1.events"])
 def test_an_agent_sends_nothing_else(tmp_path: Path, name: str) -> None:
     delivery = parcels.Delivery({"FARANDOLE_TRACE": str(tmp_path)})
     with pytest.raises(FrameError, match="a parcel"):
-        delivery.take(Parcel("trace", name, True, b""), range(1, 2))
+        delivery.take(a_parcel(name), range(1, 2))
     with pytest.raises(FrameError):
-        parcels.Delivery({}).take(Parcel("trace", "rank-1.jsonl", True, b""), range(1, 2))
+        parcels.Delivery({}).take(a_parcel("rank-1.jsonl"), range(1, 2))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_parcel_travels_whole() -> None:
-    sent = Parcel("trace", "rank-3.jsonl", False, b"\0bytes\n\0")
-    assert list(Decoder().feed(frames.parcel(sent))) == [sent]
+    sent = a_parcel("rank-3.jsonl")._replace(data=b"\0bytes\n\0")
+    assert list(Decoder().feed(frames.message("parcel", sent.data, **sent.content))) == [sent]

@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole._launch.agents import address, frames
 from farandole._launch.agents.agent import Agent
-from farandole._launch.agents.frames import Decoder, FrameError, Message
+from farandole._launch.agents.frames import Decoder, FrameError
 from farandole._launch.agents.order import Order, package, version
 from farandole._launch.agents.secret import VARIABLE, SecretFile
 from farandole._launch.here import Here
@@ -114,7 +114,7 @@ def _receive_order(fd: int) -> dict[str, Any]:
         if not data:
             raise FrameError("stdin ended before there was an order; 'farandole run' starts agents")
         for frame in decoder.feed(data):
-            if isinstance(frame, Message) and frame.kind == "order":
+            if frame.kind == "order":
                 return frame.content
             raise FrameError("the first frame is no order; 'farandole run' starts agents")
 

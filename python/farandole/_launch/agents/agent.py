@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from farandole._launch.agents import frames, silence
-from farandole._launch.agents.frames import Decoder, FrameError, Message
+from farandole._launch.agents.frames import Decoder, FrameError
 from farandole._launch.agents.outbox import Outbox
 from farandole._launch.agents.silence import Next, Silence
 from farandole._launch.agents.taps import Taps
@@ -159,7 +159,7 @@ class Agent:
             return
         self._silence.hear(time.monotonic())
         for frame in self._decoder.feed(data):
-            if not isinstance(frame, Message) or frame.kind not in self._commands:
+            if frame.kind not in self._commands:
                 raise FrameError(f"the launcher said {frame!r:.80}, which no agent knows")
             self._commands[frame.kind](**frame.content)
 

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from farandole._launch.agents.frames import Decoder, FrameError, Message, Output, Parcel
+from farandole._launch.agents.frames import Decoder, FrameError, Message
 from farandole._launch.agents.outbox import Outbox
 from farandole._launch.polling import READ, WRITE
 from farandole._launch.processes import descendants, die_with_parent, send
@@ -58,7 +58,7 @@ class Connection:
         found += [] if self.err_ended else [(self._err, READ)]
         return found + ([(self.outbox.fd, WRITE)] if self.outbox.pending else [])
 
-    def frames(self, ready: set[int]) -> Iterator[Message | Output | Parcel]:
+    def frames(self, ready: set[int]) -> Iterator[Message]:
         """The frames that have come on stdout. Raises FrameError for bytes that no agent sends."""
         if self.ended or self._out not in ready:
             return

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from farandole._launch.agents.frames import WINDOW, FrameError, Output
+from farandole._launch.agents.frames import WINDOW, FrameError, Message
 from farandole._launch.agents.outbox import Outbox
 from farandole._launch.polling import WRITE
 
@@ -58,12 +58,13 @@ class Inlets:
         self._of[rank, 0], self._of[rank, 1] = out, err
         return out.reader, err.reader
 
-    def take(self, frame: Output) -> None:
-        inlet = self._of[frame.rank, frame.which]
-        if len(frame.data) + inlet.box.pending > WINDOW:
-            raise FrameError(f"more output of rank {frame.rank} than was asked for")
-        inlet.ended = not frame.data
-        inlet.box.put(frame.data)
+    def take(self, output: Message) -> None:
+        rank, which = output.content["rank"], output.content["which"]
+        inlet = self._of[rank, which]
+        if len(output.data) + inlet.box.pending > WINDOW:
+            raise FrameError(f"more output of rank {rank} than was asked for")
+        inlet.ended = not output.data
+        inlet.box.put(output.data)
 
     def flush(self) -> Iterator[Taken]:
         for (rank, which), inlet in self._of.items():

@@ -14,7 +14,7 @@ from filecmp import cmp
 from pathlib import Path
 
 from farandole._launch.agents import frames
-from farandole._launch.agents.frames import Parcel
+from farandole._launch.agents.frames import Message
 
 _PIECE = 256 * 1024
 _GRACE = 1.0  # seconds: files tell the time less exactly than clocks
@@ -54,8 +54,8 @@ def packed(environment: Mapping[str, str], ranks: range, since: float) -> Iterat
 def _pieces(what: str, path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
-            yield frames.parcel(Parcel(what, path.name, False, piece))
-    yield frames.parcel(Parcel(what, path.name, True, b""))
+            yield frames.message("parcel", piece, what=what, name=path.name, last=False)
+    yield frames.message("parcel", what=what, name=path.name, last=True)
 
 
 class Delivery:
@@ -80,13 +80,14 @@ class Delivery:
                 elif self._timeline is not None:
                     _trace.announce(self._timeline, ranks)
 
-    def take(self, parcel: Parcel, ranks: range) -> None:
+    def take(self, parcel: Message, ranks: range) -> None:
         """Stores a piece of a file. Raises FrameError if the file is none of `ranks`."""
         known = {f"rank-{rank}{end}" for rank in ranks for end in (".clock", ".jsonl")}
-        if parcel.what not in self._folders or parcel.name not in known:
-            raise frames.FrameError(f"a parcel {parcel.name!r:.40} of a {parcel.what!r:.40}")
-        folder = self._folders[parcel.what]
-        beside = folder / f".{parcel.name}.parcel"
+        what, name = parcel.content["what"], parcel.content["name"]
+        if what not in self._folders or name not in known:
+            raise frames.FrameError(f"a parcel {name!r:.40} of a {what!r:.40}")
+        folder = self._folders[what]
+        beside = folder / f".{name}.parcel"
         if beside not in self._begun:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             beside.unlink(missing_ok=True)  # of a launcher that was killed
@@ -94,16 +95,16 @@ class Delivery:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(beside, flags, 0o600), "ab") as file:
             file.write(parcel.data)
-        if not parcel.last:
+        if not parcel.content["last"]:
             return
         self._begun.remove(beside)
-        path = folder / parcel.name
+        path = folder / name
         if path.exists() and cmp(beside, path, shallow=False):  # hosts that share the folder
             beside.unlink()
         else:
             beside.replace(path)
-            self._changed.add(parcel.what)
-        self._came.add(parcel.what)
+            self._changed.add(what)
+        self._came.add(what)
 
     def put_together(self) -> None:
         """Merges the parts that came with those that are here.

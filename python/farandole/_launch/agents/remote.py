@@ -9,7 +9,7 @@ from typing import Any
 
 from farandole._launch.agents import frames
 from farandole._launch.agents.connection import Connection
-from farandole._launch.agents.frames import FrameError, Output, Parcel
+from farandole._launch.agents.frames import FrameError, Message
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order
 from farandole._launch.agents.parcels import Delivery
@@ -182,19 +182,15 @@ class Remote(Place):
         try:
             for frame in connection.frames(ready):
                 self._silence.hear(now)
-                if isinstance(frame, Output):
-                    self._inlets.take(frame)
-                elif isinstance(frame, Parcel):
-                    self._take_parcel(frame)
-                else:
-                    self._take(frame.kind, frame.content)
+                self._take(frame)
         except (FrameError, KeyError, IndexError, TypeError, ValueError) as error:
             self._lose(f"its agent said what no agent says: {error}")
 
     # -- what the agent says ------------------------------------------------------------------
 
-    def _take(self, kind: str, content: dict[str, Any]) -> None:
-        match kind:
+    def _take(self, said: Message) -> None:
+        content = said.content
+        match said.kind:
             case "ready":
                 self._take_readiness(content)
             case "refused":
@@ -212,6 +208,10 @@ class Remote(Place):
             case "word":
                 parts = [printable(str(part)) for part in content["parts"]]
                 self._news.append(Word(int(content["rank"]), int(content["pid"]), parts))
+            case "output":
+                self._inlets.take(said)
+            case "parcel":
+                self._take_parcel(said)
             case "pong":
                 self._orphans = bool(content["orphans"])
             case "remark":
@@ -222,7 +222,7 @@ class Remote(Place):
             case "dry":
                 self._is_over = True
             case _:
-                raise FrameError(f"'{kind}'")
+                raise FrameError(f"'{said.kind}'")
 
     def _take_readiness(self, content: dict[str, Any]) -> None:
         self.ready, self._deadline = True, None
@@ -250,7 +250,7 @@ class Remote(Place):
         self._orphans = True  # until the agent says otherwise
         self._news.append(rank)
 
-    def _take_parcel(self, parcel: Parcel) -> None:
+    def _take_parcel(self, parcel: Message) -> None:
         if self._delivery is None:
             raise FrameError("a parcel that nobody asked for")
         try:
