@@ -22,7 +22,7 @@ from farandole._meeting.connection import (
     wait_for,
 )
 from farandole._meeting.errors import Words, error_in
-from farandole._meeting.line import Guest
+from farandole._meeting.line import OnConnections
 from farandole._meeting.meeting import GRACE, Meeting, Met
 from farandole._meeting.members import checked
 from farandole._meeting.places import Place
@@ -56,8 +56,9 @@ def be_guest(meeting: Meeting, place: Place, mine: Words, descriptors: Sequence[
     keeper = next((words for words in table if words["rank"] == answer["by"]), None)
     if keeper is None:
         connection.close()
-        return Met(table, Guest(mine, None, {}, 0))
-    return Met(table, Guest(mine, connection, keeper, meeting.until + 2 * GRACE), given)
+        return Met(table, OnConnections(mine, {}, [], 0))
+    keepers = {answer["by"]: connection}
+    return Met(table, OnConnections(mine, keepers, [keeper], meeting.until + 2 * GRACE), given)
 
 
 def _prove(meeting: Meeting, place: Place, connection: Connection) -> None:
@@ -109,7 +110,7 @@ def _answer(meeting: Meeting, place: Place, connection: Connection, mine: Words)
             raise ValueError("it handed out no ranks")
     except (OSError, ValueError, TypeError) as error:
         if lacks_descriptors(error):
-            raise Guest(mine, connection, {}, 0).fail(error) from error
+            raise OnConnections(mine, {0: connection}, [], 0).fail(error) from error
         raise Lost(
             f"rank {meeting.rank}{meeting.said_among()} lost {meeting.others()} {place}: {error}; "
             "look at their logs"

@@ -77,68 +77,20 @@ def is_silent(ranks: list[int]) -> RendezvousError:
     return error
 
 
-class Keeper:
-    """The end at the rank that has received the others."""
+class OnConnections:
+    """The end at the keeper, with a connection to each other rank, or at one of these."""
 
     def __init__(
-        self, mine: Words, guests: Mapping[int, Connection], table: list[Words], until: float
-    ) -> None:
-        """`table`: the words of all ranks."""
+        self, mine: Words, others: Mapping[int, Connection], table: list[Words], until: float,
+        *, keeps: bool = False,
+    ) -> None:  # fmt: skip
+        """`others`: by rank; none where nobody keeps a line. `table`: their words, at least."""
         self._mine = mine
-        self._guests = dict(guests)  # none, once it is over
-        self._connected = set[int]()
+        self._others = dict(others)  # none, once it is over
+        self._awaited = set(others)  # that have not reported that they are connected
         self._words = {words["rank"]: words for words in table}
         self._until = until
-
-    def look(self) -> None:
-        self._look(0)
-
-    def fail(self, why: BaseException) -> Error:
-        error = could_not_meet(self._mine, why)
-        self._tell_all({"failed": told_of(error)})
-        return error
-
-    def end(self, look: Look = _nothing) -> None:
-        while missing := self._guests.keys() - self._connected:
-            self._look(LOOK)
-            look()
-            if time.monotonic() >= self._until:
-                self._give_up(is_silent(sorted(missing)))
-        self._tell_all({})
-
-    def _look(self, seconds: float) -> None:
-        for rank, words in _heard(self._guests, seconds):
-            if isinstance(words, Exception):
-                self._guests.pop(rank).close()
-                self._give_up(ended(self._words[rank], words))
-            elif why := words.get("failed"):
-                self._give_up(error_in(why))
-            else:
-                self._connected.add(rank)
-
-    def _give_up(self, why: Error) -> None:
-        self._tell_all({"failed": told_of(why)})
-        raise why
-
-    def _tell_all(self, words: Words) -> None:
-        for guest in self._guests.values():
-            with suppress(OSError):
-                guest.send(words)
-            guest.close()
-        self._guests.clear()
-
-
-class Guest:
-    """The end at a rank that was received."""
-
-    def __init__(
-        self, mine: Words, keeper: Connection | None, keepers: Words, until: float
-    ) -> None:
-        """`keeper`: None where nobody keeps a line."""
-        self._mine = mine
-        self._keeper = {} if keeper is None else {0: keeper}  # nobody, once it is over
-        self._keepers = keepers
-        self._until = until
+        self._keeps = keeps
 
     def look(self) -> None:
         self._look(0)
@@ -150,32 +102,50 @@ class Guest:
         return error
 
     def end(self, look: Look = _nothing) -> None:
-        self._tell({})
-        while self._keeper:
+        if not self._keeps:
+            self._tell({})
+        while self._awaited:
             self._look(LOOK)
             look()
-            if self._keeper and time.monotonic() >= self._until:
-                self._close()
-                verdict = f"{name_of(self._keepers)} did not say in time that all ranks have met"
-                raise about(self._keepers, RendezvousError, verdict)
+            if self._awaited and time.monotonic() >= self._until:
+                self._give_up(self._is_late())
+        if self._keeps:
+            self._tell({})
+        self._close()
 
     def _look(self, seconds: float) -> None:
-        for _, words in _heard(self._keeper, seconds):
-            self._close()
+        for rank, words in _heard(self._others, seconds):
             if isinstance(words, Exception):
-                raise ended(self._keepers, words)
-            if why := words.get("failed"):
-                raise error_in(why)
+                self._others.pop(rank).close()
+                self._give_up(ended(self._words[rank], words))
+            elif why := words.get("failed"):
+                self._give_up(error_in(why))
+            else:
+                self._awaited.discard(rank)
+
+    def _is_late(self) -> Error:
+        if self._keeps:
+            return is_silent(sorted(self._awaited))
+        keeper = self._words[min(self._awaited)]
+        verdict = f"{name_of(keeper)} did not say in time that all ranks have met"
+        return about(keeper, RendezvousError, verdict)
+
+    def _give_up(self, why: Error) -> None:
+        if self._keeps:
+            self._tell({"failed": told_of(why)})
+        self._close()
+        raise why
 
     def _tell(self, words: Words) -> None:
-        for keeper in self._keeper.values():
+        for other in self._others.values():
             with suppress(OSError):  # it is gone, which is seen
-                keeper.send(words)
+                other.send(words)
 
     def _close(self) -> None:
-        for keeper in self._keeper.values():
-            keeper.close()
-        self._keeper.clear()
+        for other in self._others.values():
+            other.close()
+        self._others.clear()
+        self._awaited.clear()
 
 
 def _heard(

@@ -19,7 +19,7 @@ from farandole._meeting.connection import (
     lacks_descriptors,
 )
 from farandole._meeting.errors import Words, about, could_not_meet, error_in, name_of, told_of
-from farandole._meeting.line import Keeper
+from farandole._meeting.line import OnConnections
 from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Met, Reminder
 from farandole._meeting.places import Place
 from farandole._meeting.visitor import Visitor
@@ -309,7 +309,8 @@ class Reception:
             with suppress(OSError):  # who has gone is found to have
                 connection.send(words, shared, until)
         self._own.waiting.clear()
-        return Met(table, Keeper(self._mine, guests, table, self._meeting.until + GRACE), shared)
+        end = self._meeting.until + GRACE
+        return Met(table, OnConnections(self._mine, guests, table, end, keeps=True), shared)
 
     def _refuse_all(self, why: Words) -> None:
         refusal = {"refused": why}
