@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from farandole._launch.elastic.discovery import Discovery
-from farandole._launch.elastic.slots import Cooldown
+from farandole._launch.elastic.slots import Cooldown, Rest
 from farandole._launch.place import Place
 from farandole._launch.polling import earliest
 
 Dial = Callable[[str, int], Place]  # of a host and its slots
-
-
-class _Rest:
-    """How often a host was lost, and until when it is not dialed again."""
-
-    def __init__(self) -> None:
-        self.losses = 0
-        self.until = 0.0
 
 
 class Fleet:
@@ -34,7 +26,7 @@ class Fleet:
         self._wanted = dict(hosts)
         self._dial, self._start_timeout = dial, start_timeout
         self._cooldown = cooldown
-        self._rests: dict[str, _Rest] = {}
+        self._rests: dict[str, Rest] = {}
         self._told = ""  # what was last said of the script
 
     # -- turns --------------------------------------------------------------------------------
@@ -82,9 +74,7 @@ class Fleet:
 
     def lose(self, place: Place, now: float) -> None:
         """Retires a place. Its host is dialed again after a cooldown."""
-        rest = self._rests.setdefault(place.host, _Rest())
-        rest.losses += 1
-        rest.until = now + self._cooldown.after(rest.losses)
+        self._rests.setdefault(place.host, Rest()).lose(self._cooldown, now)
         self.retire(place)
 
     def retire(self, place: Place) -> None:

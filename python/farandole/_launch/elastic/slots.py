@@ -16,12 +16,23 @@ class Cooldown(NamedTuple):
         return float(min(self.most, self.first * 2.0 ** min(losses - 1, 60)))
 
 
-class _Slot:
+class Rest:
+    """How often something was lost, and until when it is not tried again."""
+
     def __init__(self) -> None:
+        self.losses = 0  # one soon after the other
+        self.until = 0.0
+
+    def lose(self, cooldown: Cooldown, now: float) -> None:
+        self.losses += 1
+        self.until = now + cooldown.after(self.losses)
+
+
+class _Slot(Rest):
+    def __init__(self) -> None:
+        super().__init__()
         self.worker: int | None = None
         self.since = 0.0  # when that was started
-        self.losses = 0  # one soon after the other
-        self.rests_until = 0.0
 
 
 class Slots:
@@ -59,28 +70,28 @@ class Slots:
             host
             for host, slots in self._hosts.items()
             for slot in slots
-            if slot.worker is None and slot.rests_until <= now
+            if slot.worker is None and slot.until <= now
         ]
 
     def due(self, now: float) -> float | None:
         """When the next one will have rested."""
-        resting = (slot.rests_until for slots in self._hosts.values() for slot in slots)
+        resting = (slot.until for slots in self._hosts.values() for slot in slots)
         return min((until for until in resting if until > now), default=None)
 
     def take(self, host: str, worker: int, now: float) -> None:
         """It is started there, in a slot that has rested."""
         for slot in self._hosts[host]:
-            if slot.worker is None and slot.rests_until <= now:
-                slot.worker, slot.since, slot.rests_until = worker, now, 0.0
+            if slot.worker is None and slot.until <= now:
+                slot.worker, slot.since, slot.until = worker, now, 0.0
                 return
         raise AssertionError(f"no slot of {host} is free")
 
     def lose(self, worker: int, now: float) -> None:
         """It has failed. One that has lived for long counts as the first."""
         for slot in self._of(worker):
-            lived_long = now - slot.since > self._cooldown.most
-            slot.losses = 1 if lived_long else slot.losses + 1
-            slot.rests_until = now + self._cooldown.after(slot.losses)
+            if now - slot.since > self._cooldown.most:
+                slot.losses = 0
+            slot.lose(self._cooldown, now)
             slot.worker = None
 
     def leave(self, worker: int) -> None:
