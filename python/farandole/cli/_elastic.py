@@ -8,12 +8,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from farandole._launch import Elastic, Share
 from farandole.cli import MOST_PROCESSES, CommandError, add_options, number_of, seconds_of
-
-if TYPE_CHECKING:
-    from farandole._launch import Elastic, Share
 
 _COUNT = {"reads": partial(number_of, most=MOST_PROCESSES)}
 _OPTIONS = (
@@ -49,8 +46,6 @@ def terms_of(
     if arguments.min_np is None and arguments.max_np is None and script is None:
         _tell_idle(arguments, name)
         return None
-    from farandole._launch import Elastic
-
     if script is not None:
         script = _checked(script, slots)
     elif arguments.slots_per_host is not None:

@@ -6,15 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
+from farandole import _launch
+from farandole._launch import Reach, Share
 from farandole.cli import MOST_PROCESSES, CommandError, add_options
 
-if TYPE_CHECKING:
-    from farandole._launch import Reach, Share
-
 _HOSTS = ("-H --hosts", "HOST:N,…", "hosts, and how many ranks each may have")
+_LAUNCHER = (
+    "--launcher", None,
+    "how other hosts are reached: ssh (default), netns (hosts are network namespaces), local (all "
+    "are this machine, to try it)", {"choices": _launch.LAUNCHERS},
+)  # fmt: skip
 _OPTIONS = (
+    _LAUNCHER,
     ("--remote-python", "PATH",
      "the Python with farandole on other hosts (default: the same path as here)"),
     ("--insecure", "",
@@ -29,26 +33,16 @@ _OPTIONS = (
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
     """How `farandole run` reaches other hosts, and what they get."""
-    add_options(parser, _launcher(), *_OPTIONS)
+    add_options(parser, *_OPTIONS)
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
     """Adds the options for hosts, and for how they are reached."""
-    add_options(parser, _HOSTS, _launcher())
+    add_options(parser, _HOSTS, _LAUNCHER)
 
 
 def add_hosts(parser: argparse._ActionsContainer) -> None:
     add_options(parser, _HOSTS)
-
-
-def _launcher() -> tuple[Any, ...]:
-    from farandole._launch import LAUNCHERS
-
-    how = (
-        "how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
-        "local (all are this machine, to try it)"
-    )
-    return "--launcher", None, how, {"choices": LAUNCHERS}
 
 
 def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
@@ -66,9 +60,7 @@ def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
     if most is None and ranks > MOST_PROCESSES:
         raise CommandError(f"-np is {ranks}; Linux has at most {MOST_PROCESSES} processes")
     if most is not None and ranks > most:
-        from farandole._launch import is_here
-
-        only_here = all(is_here(share.host) for share in slots or ())
+        only_here = all(_launch.is_here(share.host) for share in slots or ())
         who = "this host has" if only_here else "the hosts have"
         raise CommandError(f"-np is {ranks}, but {who} {most} slots")
     return ranks
@@ -78,8 +70,6 @@ def shares(
     arguments: argparse.Namespace, ranks: int, slots: Sequence[Share] | None
 ) -> Sequence[Share]:
     """Each host's share, by agents; empty where all ranks are on this host, which needs none."""
-    from farandole import _launch
-
     if slots is None:
         if arguments.launcher is not None:
             raise CommandError("--launcher says how hosts are reached: name them with -H")
@@ -99,8 +89,6 @@ def shares(
 
 
 def reach(arguments: argparse.Namespace, is_used: bool, name: str) -> Reach:
-    from farandole._launch import Reach
-
     given = {
         "--ssh-port": arguments.ssh_port,
         "--ssh-identity-file": arguments.ssh_identity_file,

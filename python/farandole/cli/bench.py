@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farandole import _launch
+from farandole._launch import Share
+from farandole._launch.results import result_of
 from farandole.cli import (
     CommandError,
     _compare,
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
     from farandole._bench.comparing import Question
     from farandole._bench.ranks import Request
-    from farandole._launch import Share
 
 EPILOG = """\
 examples:
@@ -134,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    slots = _slots(arguments.hosts)
+    slots = _launch.hosts_of(arguments.hosts, None)
     ranks = _ranks(arguments, slots)
     _check_partners(arguments, ranks)
     hosts = _hosts.shares(arguments, ranks, slots) if ranks is not None else ()
@@ -183,14 +185,6 @@ def as_json(rows: list[dict[str, Any]]) -> str:
 
 
 # -- what was asked -------------------------------------------------------------------------------
-
-
-def _slots(hosts: str | None) -> Sequence[Share] | None:
-    if hosts is None:
-        return None
-    from farandole import _launch
-
-    return _launch.hosts_of(hosts, None)
 
 
 def _ranks(arguments: argparse.Namespace, slots: Sequence[Share] | None) -> int | None:
@@ -348,9 +342,6 @@ def _among(
     ranks: int, hosts: Sequence[Share], launcher: str | None, request: Request
 ) -> list[dict[str, Any]] | int:
     """Starts ranks; rank 0 shows the rows, and leaves them in a file."""
-    from farandole import _launch
-    from farandole._launch.results import result_of
-
     reach = _launch.Reach(launcher=launcher or "ssh")
     if hosts and reach.launcher == "ssh" and not _launch.is_here(hosts[0].host):
         raise CommandError(

@@ -8,13 +8,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from farandole import _launch
+from farandole._launch import Copies, Share
 from farandole.cli import CommandError, _elastic, _hosts, add_options, add_ranks, given, seconds_of
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
-
-if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
-    from farandole._launch import Copies, Share
 
 EPILOG = """\
 examples:
@@ -101,7 +99,6 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     if not command:
         raise CommandError(f"the command is missing: {name} -np 4 -- python train.py")
 
-    from farandole import _launch
     from farandole.cli._terminal import wants_colour
     from farandole.horovod import as_environment
 
@@ -142,8 +139,6 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
 
 
 def _copies(arguments: argparse.Namespace) -> Copies | None:
-    from farandole._launch import Copies
-
     if arguments.output_dir is not None and arguments.output_filename is not None:
         raise CommandError("--output-dir and --output-filename are both given; choose one")
     if arguments.output_dir is not None:

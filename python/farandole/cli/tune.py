@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from farandole import _launch
+from farandole._launch import Share
 from farandole.cli import CommandError, _hosts, add_options, add_ranks, number_of
 
 if TYPE_CHECKING:
-    from farandole._launch import Share
     from farandole._tune.fit import Fit, Sample
     from farandole._tune.kept import Kept
 
@@ -56,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    from farandole import _launch
     from farandole._tune import fit, kept, starting
     from farandole.cli._terminal import columns
 
@@ -142,8 +142,6 @@ def _ranks(text: str | None) -> int:
 
 def _hosts_of(arguments: argparse.Namespace) -> Sequence[Share]:
     """One rank on each of them; none where links are not to be measured."""
-    from farandole import _launch
-
     if arguments.hosts is None:
         if arguments.launcher is not None:
             raise CommandError("--launcher says how hosts are reached: name them with -H")
