@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -359,6 +360,7 @@ while True: time.sleep(0.01)
 PROGRAM = ("-m", "farandole._launch.agents")
 IMPATIENT = """
 import sys
+import tempfile
 from farandole._launch.agents import silence
 silence.SILENCE_OF_LAUNCHER = 3.0
 from farandole._launch.agents.__main__ import main
@@ -452,7 +454,7 @@ def lead(agent: Agent) -> list[int]:
 def assert_gone(agent: Agent, pids: list[int]) -> None:
     assert agent.process.wait(LIMIT) == 0
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert not Path(secret._directory(agent.order.secret_name)).exists()
+    assert not Path(tempfile.gettempdir(), agent.order.secret_name).exists()
 
 
 def test_an_agent_ends_its_ranks_when_its_stdin_ends(order: Order) -> None:
@@ -508,7 +510,7 @@ def test_an_agent_refuses_what_it_cannot_do(
         assert re.search(says, refused["why"])
         assert refused["exit_code"] == code
         assert agent.process.wait(LIMIT) == code
-        assert not Path(secret._directory(order.secret_name)).exists()
+        assert not Path(tempfile.gettempdir(), order.secret_name).exists()
 
 
 @pytest.mark.parametrize("said", [b"", b"hello agent, how are you?\n"])

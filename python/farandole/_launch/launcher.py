@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import count
 
 from farandole._launch import dialing
 from farandole._launch.agents import secret
 from farandole._launch.agents.parcels import Delivery
-from farandole._launch.elastic.launcher import launch_elastic
-from farandole._launch.job import Job
+from farandole._launch.elastic.discovery import Discovery
+from farandole._launch.elastic.fleet import Fleet
+from farandole._launch.elastic.slots import Cooldown
+from farandole._launch.elastic.supervisor import ElasticSupervisor
+from farandole._launch.job import Elastic, Job, Share
+from farandole._launch.place import Place
 from farandole._launch.ranks import check_command, new_run_id
 from farandole._launch.signals import SignalPipe
 from farandole._launch.supervisor import Supervisor
@@ -18,15 +23,19 @@ from farandole._launch.watchdog import guarded
 
 def launch(job: Job) -> int:
     """Runs the job; returns its exit code. Raises LaunchError if it cannot be started."""
-    if job.elastic is not None:
-        return launch_elastic(job, job.elastic)
-    if not job.hosts:
+    terms = job.elastic
+    is_here = not job.hosts and (terms is None or not terms.discovery)
+    if is_here:
         check_command(job.command)  # elsewhere the agents do
-    secret_text = "" if job.insecure else secret.new_secret()
-    orders = dialing.orders(job, job.hosts, secret_text, new_run_id()) if job.hosts else []
+    secret_text, marker = "" if job.insecure else secret.new_secret(), new_run_id()
+    is_fixed = terms is None and not is_here
+    orders = dialing.orders(job, job.hosts, secret_text, marker) if is_fixed else []
 
     def supervise(lifeline: int, signals: SignalPipe) -> int:
-        if not orders:
+        if terms is not None:
+            fleet = _fleet(job, terms, secret_text, marker)
+            return ElasticSupervisor(job, terms, fleet, lifeline, signals).run()
+        if is_here:
             return Supervisor(job, [dialing.here(job, job.ranks)], lifeline, signals).run()
         delivery = Delivery({**os.environ, **job.environment})
         delivery.announce(job.ranks)
@@ -38,8 +47,26 @@ def launch(job: Job) -> int:
     try:
         return guarded(supervise, "farandole run")
     finally:
-        for order in orders:  # agents on this machine may have been killed with the launcher
-            secret.remove(order.secret_name)
+        if not is_here:  # agents on this machine may have been killed with the launcher
+            secret.remove_all(marker)
+
+
+def _fleet(job: Job, terms: Elastic, secret_text: str, marker: str) -> Fleet:
+    dialed = count()
+
+    def dial(host: str, slots: int) -> Place:
+        if not host:
+            return dialing.here(job, slots)
+        share, own = Share(host, slots), f"{marker}-{next(dialed)}"
+        return dialing.remote(dialing.orders(job, [share], secret_text, own)[0], job, None)
+
+    hosts = {share.host: share.ranks for share in job.hosts}
+    discovery = None
+    if terms.discovery:
+        discovery = Discovery(terms.discovery, terms.slots, terms.timeout)
+    elif not hosts:
+        hosts = {"": terms.most}
+    return Fleet(hosts, dial, Cooldown(*terms.cooldown), job.start_timeout, discovery)
 
 
 def _put_together(delivery: Delivery) -> None:

@@ -25,7 +25,7 @@ class SecretFile:
 
     def __init__(self, name: str, secret: str) -> None:
         """Raises OSError, also if somebody has the directory."""
-        self._directory = _directory(name)
+        self._directory = Path(tempfile.gettempdir(), name)
         self._directory.mkdir(mode=0o700)
         self.path = self._directory / "secret"
         try:
@@ -37,19 +37,10 @@ class SecretFile:
             raise
 
     def remove(self) -> None:
-        remove(self._directory.name)
-
-
-def remove(name: str) -> None:
-    """Also by who has not made it: the launcher may outlive an agent beside it that was killed."""
-    shutil.rmtree(_directory(name), ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def remove_all(marker: str) -> None:
-    """Removes the secrets of all agents of an elastic job."""
+    """Removes the secrets of all agents of a job: the launcher may outlive one beside it."""
     for directory in Path(tempfile.gettempdir()).glob(f"farandole-{marker}-*"):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _directory(name: str) -> Path:
-    return Path(tempfile.gettempdir(), name)

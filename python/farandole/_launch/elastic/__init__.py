@@ -1,6 +1,5 @@
 """A job whose ranks may come and go: a row of worlds.
 
-    launcher.py    one such job, from its description to its exit code
     supervisor.py  the launcher's loop, where a lost rank ends a world and not the job
     roster.py      the workers, and when those that seek a place form a world (a value)
     timing.py      how long workers wait for others (a value)
