@@ -55,7 +55,6 @@ PYTHON_LAYERS = [
     "_datagrams _host_parts _interfaces _launchers _progress _tables _words typing",
     "_listening _meeting _place _plan_size _secret",
     "_elastic _mpi _mpi_words",
-    "_mpi_roll",
     "_mpi_meeting",
     "_arguments _errors _limits _numerics _one_world _plan _watch",
     "_endings _hosts _trace cuda",

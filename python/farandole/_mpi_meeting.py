@@ -7,22 +7,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from farandole import _core, _mpi
 from farandole._core import AuthError, Error, RendezvousError
-from farandole._meeting import Meeting, Met, could_not_meet, error_in, line, told_of
+from farandole._meeting import GRACE, Meeting, Met, could_not_meet, error_in, line, told_of
 from farandole._meeting.places import state_of
 from farandole._mpi import Ranks
-from farandole._mpi_roll import Roll
 from farandole._mpi_words import LOOK, Talk, Words, finish
 from farandole._tables import listed
 
 Check = Callable[[list[Words]], Error | None]
 
 _TOLD, _ANSWERED, _LATER = 1, 2, 3  # tags of words; the core has tags of its own
-_GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
+_ROLL = 32029  # a tag of few programs; every MPI has tags to 32767
+_ANSWERS = 1.0  # seconds: a rank that waits in init() looks every millisecond
 _LIVES = 0.1  # seconds between two looks at the processes of this host
 
 _keys: list[int] = []  # one, under which communicators keep their duplicate
@@ -60,14 +60,14 @@ def exchange(ranks: Ranks, meeting: Meeting, mine: Words, check: Check) -> Met:
             answer = _gather(talk, ranks.size, mine, check, until)
         else:
             finish(talk.begin(mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
-            heard = talk.hear(0, _ANSWERED, until + _GRACE, mine["number"])
+            heard = talk.hear(0, _ANSWERED, until + GRACE, mine["number"])
             answer = heard[1] if heard else {"missing": [0]}
         if missing := answer["missing"]:
             who = f"{listed('rank', missing)} of the communicator"
             raise RendezvousError(f"{who} did not come in time; look at the logs")
     if answer["refused"]:
         raise error_in(answer["refused"])
-    until += _GRACE if ranks.rank == 0 else 2 * _GRACE  # rank 0 says who is late
+    until += GRACE if ranks.rank == 0 else 2 * GRACE  # rank 0 says who is late
     return Met(answer["ranks"], _Line(talk, answer["ranks"], ranks.rank, until))
 
 
@@ -87,7 +87,7 @@ def _own(ranks: Ranks, meeting: Meeting) -> Any:
     ours = ranks.given.Get_attr(_keys[0])
     if ours is None:
         ours, duplicating = ranks.given.Idup()
-        roll = Roll(Talk(ranks.given, meeting.secret), ranks.rank, ranks.size)
+        roll = _Roll(Talk(ranks.given, meeting.secret), ranks.rank, ranks.size)
         while not duplicating.Test():
             roll.look()
             if time.monotonic() >= meeting.until:
@@ -120,7 +120,7 @@ def _gather(talk: Talk, size: int, mine: Words, check: Check, until: float) -> W
         if r != 0
     ]
     for each in answering:
-        finish(each, until + _GRACE, "a rank does not take what rank 0 has found")
+        finish(each, until + GRACE, "a rank does not take what rank 0 has found")
     return answer
 
 
@@ -200,7 +200,7 @@ class _Line:
         telling = {
             rank: self._talk.begin({"failed": why}, rank, _LATER, number) for rank in self._others
         }
-        until = time.monotonic() + _GRACE
+        until = time.monotonic() + GRACE
         while telling and time.monotonic() < until:
             telling = {rank: each for rank, each in telling.items() if not each.Test()}
             # One that has found the same by itself takes nothing any more.
@@ -212,3 +212,68 @@ class _Line:
 def _has_ended(words: Words) -> bool:
     """Whether that process of this host is gone, or a zombie."""
     return state_of(words["pid"]) in ("Z", "X")
+
+
+class _Roll:
+    """A roll call: rank 0 asks all others, and tells them which have not answered. It finds the
+    ranks of a communicator that have not called init(), once another will wait no longer.
+
+    Ranks talk in a duplicate of it, which MPI makes when all have called. So these words alone go
+    through the program's own communicator, and only where the world has failed."""
+
+    def __init__(self, talk: Talk, rank: int, size: int) -> None:
+        self._talk = talk
+        self._rank = rank
+        self._others = [r for r in range(size) if r != rank]
+        self._sent: list[Any] = []
+
+    def look(self) -> None:
+        """Answers the roll call.
+
+        Raises:
+            RendezvousError: who is missing, as rank 0 has found.
+        """
+        while (heard := self._hear(0)) is not None:
+            rank, words = heard
+            if words["is"] == "late":
+                self._call({rank})
+            if words["is"] == "asked":
+                self._tell(0, "here")
+            if words["is"] == "missing":
+                raise RendezvousError(words["why"])
+
+    def give_up(self) -> NoReturn:
+        """This rank will wait no longer: raises RendezvousError, with who is missing."""
+        if self._rank == 0:
+            self._call(set())
+        self._tell(0, "late")
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until:
+            self.look()
+            time.sleep(0.01)
+        raise RendezvousError(_missing([0]))
+
+    def _call(self, came: set[int]) -> NoReturn:
+        for rank in self._others:
+            self._tell(rank, "asked")
+        until = time.monotonic() + _ANSWERS
+        while came != set(self._others) and (heard := self._hear(until)) is not None:
+            came.add(heard[0])
+        absent = [r for r in self._others if r not in came]
+        why = _missing(absent) if absent else "MPI made no duplicate of the communicator in time"
+        for rank in self._others:
+            self._tell(rank, "missing", why)
+        for telling in self._sent:  # but to who is missing: it may take it when it comes
+            with suppress(RendezvousError):
+                finish(telling, until, "")
+        raise RendezvousError(why)
+
+    def _hear(self, until: float) -> tuple[int, dict[str, Any]] | None:
+        return self._talk.hear(None if self._rank == 0 else 0, _ROLL, until)
+
+    def _tell(self, rank: int, what: str, why: str = "") -> None:
+        self._sent.append(self._talk.begin({"is": what, "why": why}, rank, _ROLL))
+
+
+def _missing(ranks: list[int]) -> str:
+    return f"{listed('rank', ranks)} of the communicator did not call init() in time"

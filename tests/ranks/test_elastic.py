@@ -13,8 +13,7 @@ import elastic_worlds
 import farandole as fd
 from elastic_worlds import Changes, Worlds
 from farandole import _world
-from farandole.common._losses import ends_world
-from farandole.common._worlds import Framework
+from farandole.common._worlds import Framework, ends_world
 from farandole.common.elastic import ObjectState, run_fn
 from harness import World
 

@@ -32,7 +32,7 @@ from farandole._launch.display import labels
 from farandole._launch.here import Here
 from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out
 from farandole._launch.job import LaunchError, Reach, Share
-from farandole._launch.meeting import where_to_meet
+from farandole._launch.place import where_to_meet
 from farandole._launch.polling import wait
 from harness import LIMIT
 

@@ -16,7 +16,7 @@ from farandole import cli
 from farandole._launch.processes import descendants, read_process
 from farandole._launch.ranks import describe_exit, shell_code
 from farandole._plan_size import Shape
-from farandole.cli import _facts, _terminal, info
+from farandole.cli import _terminal, info
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -199,7 +199,7 @@ SETTING = {"name": "FARANDOLE_X", "type": "int", "default": "1", "value": "2", "
 
 
 def test_facts_in_a_pipe_are_a_line_each() -> None:
-    lines = list(_facts.lines_of(PARTS, [SETTING], 0))
+    lines = list(info.lines_of(PARTS, [SETTING], 0))
     assert len(lines) == 3
     assert lines[0] == "machine usable cores: 2"
     assert lines[2].startswith("FARANDOLE_X: 2 (int, default 1): word word ")
@@ -207,7 +207,7 @@ def test_facts_in_a_pipe_are_a_line_each() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_facts_on_a_terminal_fit_it(width: int) -> None:
-    lines = list(_facts.lines_of(PARTS, [SETTING], width))
+    lines = list(info.lines_of(PARTS, [SETTING], width))
     assert max(map(len, lines)) <= width
     assert " ".join(lines).split().count("word") == 40
     assert "  FARANDOLE_X = 2  (default 1)" in lines

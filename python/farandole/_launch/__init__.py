@@ -5,15 +5,14 @@
     job.py         what is asked of the launcher; hosts.py: which hosts a job may use
     supervisor.py  the loop that decides
     causes.py      who failed first, and the last lines; absence.py: who is waited for in vain
-    place.py       what the loop watches: where ranks run; meeting.py: where they meet
+    place.py       what the loop watches: where ranks run, and where they meet
     here.py        ranks that are processes of this one; leftovers.py: what they leave behind
     elastic/       jobs whose ranks may come and go
     agents/        ranks of other hosts, and what runs there
     watchdog.py    two processes that watch each other, so that nothing survives a kill -9
     ranks.py       what a rank finds in its environment; starting one
     words.py       what ranks say of themselves, and who is to blame by it
-    display.py     the output of ranks, on its way to the user
-    copies.py      files that get it, too
+    display.py     the output of ranks, on its way to the user, and files that get it, too
     output.py      whole lines of many streams on one screen
     bars.py        lines that are redrawn
     screen.py      a file that lines are printed to

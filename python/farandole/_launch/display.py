@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
 from farandole._launch.agents.address import is_address
-from farandole._launch.copies import Files
 from farandole._launch.hosts import name_of
-from farandole._launch.job import Job, LaunchError, Share
+from farandole._launch.job import Copies, Job, LaunchError, Share
 from farandole._launch.output import Stream
 from farandole._launch.place import Pipes, Rank
 from farandole._launch.polling import READ, WRITE, earliest, wait
@@ -45,7 +45,7 @@ class Display:
         self._streams[rank.number] = out, err
         self._order += [out, err]
 
-    def _copies_of(self, rank: Rank) -> tuple[int | None, int | None]:
+    def _copies_of(self, rank: Rank) -> _Pair:
         try:
             return self._copies.of(rank.number)
         except LaunchError as error:  # of one that came later
@@ -145,3 +145,42 @@ def labels(ranks: int, hosts: Sequence[Share]) -> list[str]:
     names = short if len(set(short)) == len(names) else names
     of_ranks = [name for name, (_, count) in zip(names, hosts, strict=True) for _ in range(count)]
     return [f"{rank} {name}" for rank, name in enumerate(of_ranks)]
+
+
+# ---- copies ----
+
+_Pair = tuple[int | None, int | None]  # a rank's, of its stdout and of its stderr
+
+
+class Files:
+    """The files that get copies of ranks' output. Those of a job's first ranks are opened at once:
+    errors are reported before the ranks start."""
+
+    def __init__(self, copies: Copies | None, ranks: int) -> None:
+        self._copies = copies
+        self._width = len(str(ranks - 1))
+        self._open = {rank: self._pair(rank) for rank in range(ranks)}
+
+    def of(self, rank: int) -> _Pair:
+        """Raises LaunchError where they cannot be opened."""
+        return self._open.pop(rank, None) or self._pair(rank)
+
+    def _pair(self, rank: int) -> _Pair:
+        copies = self._copies
+        if copies is None:
+            return None, None
+        try:
+            copies.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _open(copies, 0, rank, self._width), _open(copies, 1, rank, self._width)
+        except FileExistsError as error:
+            raise LaunchError(f"{copies.option}: {error.filename} is there already") from error
+        except OSError as error:
+            raise LaunchError(f"{copies.option}: {error.filename}: {error.strerror}") from error
+
+
+def _open(copies: Copies, which: int, rank: int, width: int) -> int:
+    """Refuses to overwrite unless that was asked for: the last run's logs may be wanted."""
+    path = copies.directory / copies.names[which].format(rank=rank, width=width)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if_there = os.O_TRUNC if copies.overwrite else os.O_EXCL
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | if_there, 0o600)

@@ -7,11 +7,13 @@ them. Nothing here waits: a loop polls the place's descriptors and gives it turn
 from __future__ import annotations
 
 import signal
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from farandole._launch.ranks import Rendezvous, describe_exit
+from farandole._launch.agents.address import is_ours, of_interfaces
+from farandole._launch.ranks import Rendezvous, describe_exit, new_run_id
 from farandole._launch.words import Word
 
 
@@ -182,3 +184,20 @@ class Place(ABC):
     @abstractmethod
     def close(self, deadline: float) -> None:
         """The last call, which may wait until then for processes of ours to end."""
+
+
+def where_to_meet(places: Sequence[Place], interface: str) -> Rendezvous:
+    """Where the ranks of a job meet: at an address of the first host, by which the others reach it.
+    `interface`: where this host's address is to be, if that is asked for.
+
+    A place whose address is not known is on this host; what the others see of it is surest.
+    """
+    first = places[0]
+    seen = (place.launchers_address for place in places)
+    address = (
+        first.address
+        or next((one for one in seen if one and is_ours(one)), "")
+        or of_interfaces(interface)
+        or socket.gethostname()
+    )
+    return Rendezvous(address, first.port, new_run_id())

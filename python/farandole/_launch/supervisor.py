@@ -18,8 +18,7 @@ from farandole._launch.causes import Causes
 from farandole._launch.display import Display
 from farandole._launch.job import Job, LaunchError
 from farandole._launch.leftovers import LEAVE_KILL
-from farandole._launch.meeting import where_to_meet
-from farandole._launch.place import NotStarted, Place, Rank
+from farandole._launch.place import NotStarted, Place, Rank, where_to_meet
 from farandole._launch.polling import READ, earliest, wait
 from farandole._launch.ranks import Rendezvous
 from farandole._launch.signals import STOPPING, Escalation, SignalPipe

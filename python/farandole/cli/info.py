@@ -7,7 +7,8 @@ import argparse
 import ctypes
 import os
 import platform
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,7 @@ examples:
 """
 
 
+_NOBODY = "nobody: a program started like this is a world of one"
 _SETTING = ("name", "type", "default", "value", "doc", "horovod")  # what is told of one
 
 
@@ -40,7 +42,6 @@ def handle(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(facts, indent=2))
         return 0
-    from farandole.cli._facts import lines_of
     from farandole.cli._terminal import columns
 
     parts = ("installation", "machine", "kernel", "launcher", "tuning")
@@ -94,11 +95,44 @@ def version() -> str:
 
 
 def _launcher(core: Any) -> dict[str, Any]:
+    """The launcher that started this process, and the variables by which that is known; `trouble`
+    alone where the environment contradicts itself."""
     if core is None:
         return {}
-    from farandole.cli import _started
+    from farandole import _mpi, _place
+    from farandole._launchers import PlaceError
 
-    return _started.describe()
+    if _mpi.is_forced():
+        try:
+            return _mpi.describe()
+        except core.Error as error:
+            return {"trouble": error.verdict}
+    try:
+        found = _place.find(os.environ)
+        if found.launcher is None:
+            return {"started by": _NOBODY}
+        if found.rank is None or found.size is None:
+            return {"trouble": _place.half_said(found)}
+    except PlaceError as error:
+        return {"trouble": str(error)}
+    known_by = _place.used(found.launcher, os.environ)
+    others = [row.name for row in _place.seen(os.environ) if row != found.launcher]
+    return {
+        "started by": found.launcher.name,
+        "rank": found.rank,
+        "size": found.size,
+        "local rank": found.local_rank,
+        "local size": found.local_size,
+        "hosts": _split(),
+        "job": _place.job_id(found.launcher, os.environ),
+        "known by": [f"{name}={text}" for name, text in known_by.items()],
+        "also seen": others,
+    }
+
+
+def _split() -> str:
+    parts = os.environ.get("FARANDOLE_SPLIT_HOSTS")
+    return f"as FARANDOLE_SPLIT_HOSTS={parts} divides the ranks" if parts else "as ranks find them"
 
 
 def _tuning(core: Any) -> dict[str, Any]:
@@ -191,3 +225,40 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {part}" for name, part in value.items()) or "-"
     return "-" if value is None or value == "" else str(value)
+
+
+# ---- facts as lines ----
+
+
+def lines_of(
+    parts: Mapping[str, Mapping[str, str]], settings: Sequence[Mapping[str, Any]], width: int
+) -> Iterator[str]:
+    """`width`: of the terminal; 0: there is none."""
+    if not width:
+        for part, facts in parts.items():
+            yield from (f"{part} {name}: {value}" for name, value in facts.items())
+        for row in settings:
+            kind = f"({row['type']}, default {row['default']})"
+            yield f"{row['name']}: {row['value']} {kind}: {row['doc']}"
+        return
+    for part, facts in parts.items():
+        yield part
+        longest = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            yield from _wrapped(f"  {name.ljust(longest)}  ", value, width)
+        yield ""
+    if settings:
+        yield "settings (environment variables)"
+    for row in settings:
+        default = "" if row["value"] == row["default"] else f"  (default {row['default']})"
+        yield from _wrapped(f"  {row['name']} = ", f"{row['value']}{default}", width)
+        yield from _wrapped("      ", str(row["doc"]), width)
+
+
+def _wrapped(begin: str, text: str, width: int) -> list[str]:
+    """All lines begin where the text does, where there is room for that."""
+    indent = " " * min(len(begin), width // 2)
+    return textwrap.wrap(
+        begin + text, width, subsequent_indent=indent, drop_whitespace=True,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ A world that fails in 2 or 3 is left as any other.
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,12 +23,29 @@ import numpy as np
 
 from farandole import _elastic, _world
 from farandole._collectives.whole import all_reduce
-from farandole._core import InternalError
+from farandole._core import (
+    DeviceError,
+    EarlyExit,
+    InternalError,
+    LinkError,
+    MembershipChanged,
+    PeerHung,
+    PeerLost,
+    RemoteError,
+    RendezvousError,
+    ResourceError,
+    Stalled,
+)
 from farandole.common import _inside
-from farandole.common._losses import ends_world
 from farandole.common.exceptions import HostsUpdatedInterrupt
 
 _R = TypeVar("_R")
+# Errors that end a world, and not the program: after them an elastic job forms another one.
+_OF_THE_RANKS = (
+    EarlyExit, LinkError, MembershipChanged, PeerHung, PeerLost, RemoteError, RendezvousError,
+    Stalled,
+)  # fmt: skip
+_OF_ONE_RANK = (DeviceError, InternalError, ResourceError)  # that rank would fail again
 _LONGEST_PAUSE = 2.0  # seconds, between worlds that fail as soon as they are asked for
 
 
@@ -174,3 +192,18 @@ def _because_of(before: Exception | None) -> Iterator[None]:
         if error.__context__ is None and error is not before:
             error.__context__ = before
         raise
+
+
+def ends_world(error: BaseException, rank: int | None) -> bool:
+    """Whether the ranks that are left can go on without what has failed. The program's own faults
+    (InvalidArgument, Mismatch, Deadlock and so on) would come again in every world.
+
+    Args:
+        rank: this process, in the world that has failed; None: the world had not formed. What is
+            wrong with this process alone ends it, and the others go on.
+    """
+    if isinstance(error, _OF_THE_RANKS):
+        return True
+    if not isinstance(error, _OF_ONE_RANK) or error.rank is None:
+        return False
+    return error.pid != os.getpid() if rank is None else error.rank != rank
