@@ -49,23 +49,20 @@ def is_asked(arguments: argparse.Namespace) -> bool:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    if (arguments.memory or "").endswith("device"):
-        return _on_devices(arguments)
-    facts = answer(arguments)
+    from farandole import _core
+
+    on_devices = (arguments.memory or "").endswith("device")
+    of_devices = _why_devices.answer, _why_devices.show
+    find, tell = of_devices if on_devices else (answer, show)
+    try:
+        facts = find(*asked_of(arguments))
+    except _core.InvalidArgument as error:
+        raise refused(error) from None
     if arguments.json:
         print(json.dumps(facts, indent=2))
     else:
-        _show(facts)
+        tell(facts)
     return 0
-
-
-def _on_devices(arguments: argparse.Namespace) -> int:
-    from farandole import _core
-
-    try:
-        return _why_devices.show(*asked_of(arguments), as_json=arguments.json)
-    except _core.InvalidArgument as error:
-        raise refused(error) from None
 
 
 def asked_of(arguments: argparse.Namespace) -> tuple[dict[str, str], int, int]:
@@ -91,28 +88,24 @@ def asked_of(arguments: argparse.Namespace) -> tuple[dict[str, str], int, int]:
     return asked, ranks, size
 
 
-def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
     """Question, choice, candidates and table, as plain values."""
     from farandole import _core
     from farandole._bench import data
     from farandole._limits import setting
     from farandole._tune import table
 
-    asked, ranks, size = asked_of(arguments)
     by_address = setting("FARANDOLE_CMA")
     transport = setting("FARANDOLE_TRANSPORT")
     item = data.storage(asked["dtype"]).itemsize
     found = table.find(ranks)
     reached, why_not = _by_address(ranks, by_address)
-    try:
-        rows = _core.tuning.explain(
-            asked["collective"], size // item, asked["dtype"], ranks,
-            shared=asked["memory"] == "ours", foreign=reached,
-            demanded=by_address == "1", level=asked["level"], text=found.text,
-            transport=transport,
-        )  # fmt: skip
-    except _core.InvalidArgument as error:
-        raise refused(error) from None
+    rows = _core.tuning.explain(
+        asked["collective"], size // item, asked["dtype"], ranks,
+        shared=asked["memory"] == "ours", foreign=reached,
+        demanded=by_address == "1", level=asked["level"], text=found.text,
+        transport=transport,
+    )  # fmt: skip
     candidates = [dict(row) for row in rows]
     measured = _core.tuning.is_measured(found.text) or transport in ("tcp", "mpi")
     return {
@@ -150,7 +143,7 @@ def describe(found: Table) -> dict[str, Any]:
     }
 
 
-def _show(facts: dict[str, Any]) -> None:
+def show(facts: dict[str, Any]) -> None:
     from farandole._bench.statistics import format_microseconds, format_size
     from farandole.cli._terminal import print_table
 

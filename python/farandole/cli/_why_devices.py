@@ -3,7 +3,6 @@ would go, and why."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 # Limits of kernels that wait for others, on devices of 128 multiprocessors: csrc/cuda/plans.cpp.
@@ -11,18 +10,9 @@ _SPIN_BYTES = 64 * 4096
 _LANES, _PIECE_BYTES = 32, 8 << 20
 
 
-def show(asked: dict[str, str], ranks: int, size: int, *, as_json: bool) -> int:
-    """Raises InvalidArgument for a question that makes no sense."""
-    facts = answer(asked, ranks, size)
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    else:
-        _show(facts)
-    return 0
-
-
 def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
-    """Question, choice and candidates, as plain values."""
+    """Question, choice and candidates, as plain values. Raises InvalidArgument for a question that
+    makes no sense."""
     from farandole import _core
     from farandole._limits import setting
 
@@ -75,7 +65,7 @@ def _verdict(row: dict[str, Any]) -> str:
     return "chosen" if row["chosen"] else "predicted to take longer, or not asked for"
 
 
-def _show(facts: dict[str, Any]) -> None:
+def show(facts: dict[str, Any]) -> None:
     from farandole._bench.statistics import format_microseconds, format_size
     from farandole.cli._terminal import print_table
 
