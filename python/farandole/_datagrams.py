@@ -51,3 +51,8 @@ def say(name: str, word: bytes) -> None:
         suppress(OSError),
     ):
         mouth.sendto(word, f"\0{name}")
+
+
+def worker_name(run_id: str, pid: int) -> str:
+    """Where a worker of an elastic job listens (_elastic.py)."""
+    return f"farandole-worker-{run_id}-{pid}"

@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from farandole import _core, _json
 from farandole._core import InvalidArgument, RendezvousError
-from farandole._datagrams import PARTS, Ear
+from farandole._datagrams import PARTS, Ear, worker_name
 
 _FIRST = "FARANDOLE_WORKER_PID"  # who asks for places
 _LARGEST = 1 << 16  # bytes
@@ -44,7 +44,7 @@ class _Worker:
         self.has_state = False  # what the job has trained so far
         self._broken = ""  # why the present world cannot be
         self._pid = os.getpid()
-        self._ear = Ear(f"farandole-worker-{os.environ['FARANDOLE_RUN_ID']}-{self._pid}", _LARGEST)
+        self._ear = Ear(worker_name(os.environ["FARANDOLE_RUN_ID"], self._pid), _LARGEST)
 
     @property
     def is_here(self) -> bool:
@@ -175,7 +175,11 @@ def refuse_place(**given: object) -> None:
     """
     for name, value in given.items():
         if value is not None:
-            _refuse(name)
+            raise InvalidArgument(
+                f"init({name}=…) in an elastic job, whose launcher says who is who in each world\n"
+                f"  advice: leave {name} out, or start the job without --min-np, --max-np and "
+                "--host-discovery-script"
+            )
 
 
 def _refuse_second() -> None:
@@ -187,11 +191,3 @@ def _refuse_second() -> None:
             f"{first}) has started: a worker of an elastic job is one process\n"
             "  advice: unset FARANDOLE_WORKER for a program that is to be on its own"
         )
-
-
-def _refuse(name: str) -> NoReturn:
-    raise InvalidArgument(
-        f"init({name}=…) in an elastic job, whose launcher says who is who in each world\n"
-        f"  advice: leave {name} out, or start the job without --min-np, --max-np and "
-        "--host-discovery-script"
-    )

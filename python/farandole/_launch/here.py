@@ -23,7 +23,7 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
-from farandole._launch.words import Ear, tell_death, worker_name
+from farandole._launch.words import Ear, tell_death
 
 _TRACES = ("_TRACE", "_TIMELINE")  # ends of the variables that ask for one
 
@@ -156,7 +156,8 @@ class Here(Place):
                 os.killpg(rank.pid, signal.SIGKILL)
 
     def say(self, pid: int, words: str) -> None:
-        _datagrams.say(worker_name(self._environment["FARANDOLE_RUN_ID"], pid), words.encode())
+        name = _datagrams.worker_name(self._environment["FARANDOLE_RUN_ID"], pid)
+        _datagrams.say(name, words.encode())
 
     def tell_death(self, dead: Rank) -> None:
         living = [rank.pid for rank in self.ranks if rank.alive]

@@ -62,11 +62,6 @@ def tell_death(run_id: str, pids: Iterable[int], dead: Rank) -> None:
         _datagrams.say(f"farandole-rank-{run_id}-{pid}", word.encode())
 
 
-def worker_name(run_id: str, pid: int) -> str:
-    """Where a worker of an elastic job listens (farandole/_elastic.py)."""
-    return f"farandole-worker-{run_id}-{pid}"
-
-
 class Meetings:
     """The ranks that wait in init(), and the ranks that each waits for."""
 
