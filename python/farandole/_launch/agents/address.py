@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from farandole import _interfaces
@@ -38,13 +39,15 @@ def of_interfaces(wanted: str = "") -> str:
 
 
 def is_address(text: str) -> bool:
-    return _parsed(text) is not None
+    with suppress(ValueError):
+        ipaddress.ip_address(text)
+        return True
+    return False
 
 
 def is_loopback(text: str) -> bool:
     """False also for what is no address."""
-    address = _parsed(text)
-    return address is not None and address.is_loopback
+    return is_address(text) and ipaddress.ip_address(text).is_loopback
 
 
 def is_ours(address: str) -> bool:
@@ -56,10 +59,3 @@ def is_ours(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _parsed(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
