@@ -38,7 +38,7 @@ def error_in(told: Any) -> Error:
     words: Words = told if isinstance(told, dict) else {"verdict": str(told)}
     name = words.get("kind")
     kind: type[Error] = getattr(_core, name) if name in _core.error_names else RendezvousError
-    return _made(
+    return made(
         kind, {field: v for field, v in words.items() if isinstance(v, _FIELDS.get(field, ()))}
     )
 
@@ -46,10 +46,10 @@ def error_in(told: Any) -> Error:
 def about(who: Words, kind: type[Error], verdict: str, advice: str = "") -> Error:
     """An error about that rank."""
     place = {name: who[name] for name in ("rank", "pid", "host")}
-    return _made(kind, place | {"verdict": verdict} | ({"advice": advice} if advice else {}))
+    return made(kind, place | {"verdict": verdict} | ({"advice": advice} if advice else {}))
 
 
-def _made(kind: type[Error], fields: Words) -> Error:
+def made(kind: type[Error], fields: Words) -> Error:
     """In the form that the core's errors have (base/error.cpp)."""
     evidence = f"\n  evidence: {fields['evidence']}" if fields.get("evidence") else ""
     advice = fields.get("advice", kind.advice)

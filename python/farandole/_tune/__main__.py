@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,5 +29,7 @@ def _measure_links(file: str, seconds: str) -> None:
 
 if __name__ == "__main__":
     result, kind, *words = sys.argv[1:]
-    measure: Callable[..., None] = {"links": _measure_links, "measure": _measure}[kind]
-    measure(result, *words)
+    if kind == "links":
+        _measure_links(result, *words)
+    else:
+        _measure(result, *words)

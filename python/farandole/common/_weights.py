@@ -109,23 +109,14 @@ class PatientWeights(Weights):
     """For programs that broadcast after the first step, as Horovod's do that make their variables
     in it. A difference is an error in the next step only, unless these variables were broadcast in
     between.
-
-    Args:
-        variables: whose values are compared, for note_broadcast().
     """
 
-    def __init__(
-        self,
-        label: str,
-        names: Sequence[str],
-        line: str,
-        process_set: ProcessSet,
-        variables: Sequence[Any],
-    ) -> None:
-        super().__init__(label, names, line, process_set)
+    def watch(self, variables: Sequence[Any]) -> PatientWeights:
+        """Before the first step. `variables`: whose values are compared, for note_broadcast()."""
         self._variables = [weakref.ref(variable) for variable in variables]
         self._at_start: list[list[int]] = []
         self._open = {id(variable) for variable in variables}  # may still differ from the start
+        return self
 
     @property
     def waits(self) -> bool:
@@ -182,7 +173,8 @@ def patient_weights(
         over = [k for k, weights in _patient.items() if weights.is_over or k[0] != key[0]]
         for old in over:
             del _patient[old]
-        known = _patient[key] = PatientWeights(label, names, line, process_set, variables)
+        known = PatientWeights(label, names, line, process_set).watch(variables)
+        _patient[key] = known
         if _world.epoch() in _joined:
             known.give_up()
     return known
