@@ -4,7 +4,7 @@
     dialing.py     the places of a job
     job.py         what is asked of the launcher; hosts.py: which hosts a job may use
     supervisor.py  the loop that decides
-    causes.py      who failed first, and the last lines; absence.py: who is waited for in vain
+    causes.py      who failed first, who is waited for in vain, and the last lines
     place.py       what the loop watches: where ranks run, and where they meet
     here.py        ranks that are processes of this one; leftovers.py: what they leave behind
     elastic/       jobs whose ranks may come and go

@@ -4,12 +4,53 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from farandole._launch.absence import Missed
 from farandole._launch.place import Place, Rank
 from farandole._launch.ranks import describe_exit, shell_code
-from farandole._launch.words import Blame, Guilt, Word
+from farandole._launch.words import Blame, Guilt, Meetings, Word
 from farandole._tables import listed
+
+# How long ranks may wait in init() for one that has ended well.
+_PATIENCE = 3.0
+
+
+class Missed(NamedTuple):
+    rank: Rank
+    waiting: list[int]
+
+
+class Absences:
+    """Ranks that have ended well, and since when others wait for each in init(): for ever, if
+    nobody looked."""
+
+    def __init__(self) -> None:
+        self._meetings = Meetings()
+        self._since: dict[int, float] = {}
+
+    def hear(self, word: Word) -> None:
+        self._meetings.hear(word)
+
+    def forget(self) -> None:
+        self._since.clear()
+
+    def dues(self) -> list[float]:
+        return [since + _PATIENCE for since in self._since.values()]
+
+    def look(self, places: Sequence[Place], now: float) -> Missed | None:
+        """The first that will not come any more."""
+        for place in places:
+            for rank in place.ranks:
+                waiting = [] if rank.alive else self._meetings.waiting_for(rank.number)
+                if not waiting:
+                    self._since.pop(rank.number, None)
+                elif now < self._since.setdefault(rank.number, now) + _PATIENCE:
+                    continue
+                elif place.has_orphans():  # one may be the rank's program
+                    self._since[rank.number] = now
+                else:
+                    return Missed(rank, waiting)
+        return None
 
 
 class Verdict:

@@ -13,8 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from farandole._launch.absence import Absences
-from farandole._launch.causes import Causes
+from farandole._launch.causes import Absences, Causes
 from farandole._launch.display import Display
 from farandole._launch.job import Job, LaunchError
 from farandole._launch.leftovers import LEAVE_KILL
