@@ -12,6 +12,7 @@ from pathlib import Path
 from farandole._launch import Elastic, Share
 from farandole.cli import MOST_PROCESSES, CommandError, add_options, number_of, seconds_of
 
+_TERMS = Elastic._field_defaults
 _COUNT = {"reads": partial(number_of, most=MOST_PROCESSES)}
 _OPTIONS = (
     ("--min-np --min-num-proc", "N",
@@ -21,16 +22,18 @@ _OPTIONS = (
      "slots)", _COUNT),
     ("--host-discovery-script", "FILE",
      "prints the hosts that there are now, 'host:slots' in each line; run every second"),
-    ("--slots-per-host", "N", "slots of a host for which the script prints none (default: 1)",
-     _COUNT),
+    ("--slots-per-host", "N",
+     f"slots of a host for which the script prints none (default: {_TERMS['slots']})", _COUNT),
     ("--elastic-timeout", "SECONDS",
-     "how long the job waits for as many ranks as it needs (default: 600)", {"reads": seconds_of}),
+     f"how long the job waits for as many ranks as it needs (default: {_TERMS['timeout']:g})",
+     {"reads": seconds_of}),
     ("--reset-limit", "N",
      "how many worlds may follow the first one (default: as many as it takes)",
      {"reads": partial(number_of, least=0)}),
     ("--blacklist-cooldown-range", ("MIN", "MAX"),
      "seconds that a slot or host rests after a failure: twice as long after each, from the first "
-     "to the second (default: 1 60)", {"reads": seconds_of, "nargs": 2}),
+     "to the second (default: {:g} {:g})".format(*_TERMS["cooldown"]),
+     {"reads": seconds_of, "nargs": 2}),
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ how it ends (with --min-np, --max-np or --host-discovery-script see docs/elastic
 """
 
 
+_JOB = _launch.Job._field_defaults
 _PATH = {"type": Path}
 _SECONDS = {"reads": seconds_of}
 _OPTIONS = (
@@ -53,9 +54,9 @@ _OPTIONS = (
     ("--output-dir", "DIR",
      "also write DIR/rank-N.out and DIR/rank-N.err, byte for byte (created; 0600)", _PATH),
     ("--grace", "SECONDS",
-     "time for the other ranks to react to a failed one (default: 1)", _SECONDS),
+     f"time for the other ranks to react to a failed one (default: {_JOB['grace']:g})", _SECONDS),
     ("--patience", "SECONDS",
-     "time between a signal and the next harsher one (default: 5)", _SECONDS),
+     f"time between a signal and the next harsher one (default: {_JOB['patience']:g})", _SECONDS),
 )  # fmt: skip
 _HOROVODS = (
     ("-hostfile --hostfile", "FILE", "the same as 'HOST slots=N'", _PATH),
@@ -123,7 +124,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         | _launch.named(arguments.exports, os.environ),
         hosts=hosts,
         reach=_hosts.reach(arguments, is_remote, name),
-        start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
+        start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or _JOB["start_timeout"]),
         insecure=arguments.insecure,
         elastic=terms,
         **given(arguments, "grace", "patience"),
