@@ -2,7 +2,7 @@
 
 Decisions at the end of an epoch (EarlyStopping, ReduceLROnPlateau) are made on every rank, from
 logs that are the same in every bit. So are those of callbacks that look at batches: they get the
-results of all ranks. What they leave different is found at the end of the epoch (drift.py).
+results of all ranks. What they leave different is found at the end of the epoch (alike.py).
 """
 
 # ruff: noqa: ARG002 - the signatures are Keras'
