@@ -13,7 +13,7 @@ call. The model's steps are replaced, on this one object, by steps that take it 
                              and reduced where the framework gives them (own_gradients.py), or
                              else as an optimizer gets them (optimizers.py)
     each loss                see losses.py: where its divisor is not the number of samples
-    joined statistics        leave a sample out that does not count (moments.py)
+    joined statistics        leave a sample out that does not count (normalization.py)
     the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks
                              (metrics.py)
 
