@@ -2,7 +2,7 @@
 
 Only then is the loss of a batch made of the losses of its parts. A loss that gives one number, one
 that compares samples with each other (pairs, a softmax over the batch), and one that leaves some
-out is not: it gets the whole batch (whole_losses.py).
+out is not: it gets the whole batch (losses.py).
 
 Keras' own losses are known. Another one is tried on a few made-up samples, once: a batch must give
 what its halves give, and as many values as samples whatever their values are. What cannot be tried

@@ -25,11 +25,11 @@ import keras
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import Kind
+from farandole.keras._global.losses import GATHER
 from farandole.keras._global.means import is_number, kind_told, part_of_batch, sharing
 from farandole.keras._global.saying import say_once
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
-from farandole.keras._global.whole_losses import GATHER
 
 DECLARED = "state_is_sum"  # an attribute of a metric of the user's own
 _WRAPPED = "_farandole_whole"
