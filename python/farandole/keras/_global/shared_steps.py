@@ -10,8 +10,8 @@ import keras
 
 from farandole.keras._accumulated import besides
 from farandole.keras._global.marks import marked_outputs, total_of, unmarked
+from farandole.keras._global.metrics import Results, has_own_step, of_part
 from farandole.keras._global.normalization import Normalization, own_states
-from farandole.keras._global.own_logs import Results, is_own, of_part
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.whole_metrics import whole_states
 from farandole.keras._present import present
@@ -52,7 +52,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         with changing(share, batch):
             with weighing():
                 logs = own_train(batch)
-            told = own_logs(logs) if is_own(model, "train_step") else None
+            told = own_logs(logs) if has_own_step(model, "train_step") else None
         return logs if told is None else told()
 
     def test_step(data: Any) -> Any:
@@ -61,7 +61,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
             return own_test(data)
         with changing(share, batch):
             logs = own_test(batch)
-            told = own_logs(logs) if is_own(model, "test_step") else None
+            told = own_logs(logs) if has_own_step(model, "test_step") else None
         return logs if told is None else told()
 
     def predict_step(data: Any) -> Any:
@@ -130,7 +130,7 @@ def _jax_steps(
         return [either if _is_kept(variable, others) else new for variable, new, either in values]
 
     def told(name: str, logs: Any, metrics: Any, before: Any) -> Any:
-        if not is_own(model, name):
+        if not has_own_step(model, name):
             return logs
         states = iter((metrics, kept_metrics(metrics, before)))
 

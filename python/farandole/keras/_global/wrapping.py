@@ -25,10 +25,9 @@ from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
 from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
-from farandole.keras._global.metrics import Shown, with_global_state
+from farandole.keras._global.metrics import Shown, has_own_step, with_global_state
 from farandole.keras._global.normalization import Normalization
 from farandole.keras._global.own_gradients import OwnGradients
-from farandole.keras._global.own_logs import is_own
 from farandole.keras._global.row_states import RowStates
 from farandole.keras._global.shared_steps import shared_steps
 from farandole.keras._global.steps import Steps, weigh_loss
@@ -69,7 +68,7 @@ class Wrapping:
         if self._block is not None:
             self._op = Sum  # of parts, each of which weighs as much as it has samples
         self._steps = Steps(self._block)
-        self._steps.weighs_gradients = is_own(model, "train_step")
+        self._steps.weighs_gradients = has_own_step(model, "train_step")
         self._steps.adopt = self._adopt_optimizer
         self._others: list[Any] = []  # optimizers of the model's own step
         optimizers.learn()
