@@ -20,8 +20,8 @@ from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.checks import check_class_weight, check_steps
 from farandole.keras._global.how import How, Source
+from farandole.keras._global.leading import WHOLE, Reading
 from farandole.keras._global.sources import source_of
-from farandole.keras._global.whole import WHOLE, Reading
 from farandole.keras._pipeline import optimizer_state
 from farandole.keras._pipeline.cutting import Graph, bounds_of
 from farandole.keras._pipeline.fitting import (

@@ -1,19 +1,65 @@
-"""Any data, read by rank 0 alone (policy `leader`)."""
+"""Whole batches, for a rank that reads those of all ranks: rank 0 alone (policy `leader`), or each
+rank of a pipeline."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+
+import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import broadcast_object
 from farandole.data import FromRank0
+from farandole.data._logical import Block
 from farandole.keras._global.dealt import of_rank_0
-from farandole.keras._global.how import How, Source
-from farandole.keras._global.whole import WHOLE, Reading
+from farandole.keras._global.how import How, Source, as_tuple
+from farandole.keras._global.marks import unmarked
+
+WHOLE = Block(1, range(1))  # a rank reads the batch of all
+
+
+class Reading:
+    """Reads the batches of a Source in epochs.
+
+    Args:
+        steps: batches of an epoch, if the program sets it; the next epoch then goes on there.
+    """
+
+    def __init__(self, source: Source, steps: int | None) -> None:
+        self._data, self._steps = source.data, steps
+        self._open: Iterator[Any] | None = None
+        self._at = 0  # numbers of batches, where the program sets how many an epoch has
+
+    def epoch(self) -> Iterator[tuple[Any, ...]]:
+        """Its batches: inputs, targets, weights, as far as they are there."""
+        if isinstance(self._data, keras.utils.PyDataset):
+            yield from self._of_numbers()
+            return
+        if self._open is None or self._steps is None:
+            self._open = iter(self._data)
+        for done, marked in enumerate(self._open, 1):
+            yield _batch(marked)
+            if done == self._steps:
+                return
+
+    def _of_numbers(self) -> Iterator[tuple[Any, ...]]:
+        data = self._data
+        data.on_epoch_begin()
+        length = self._steps if self._steps is not None else data.num_batches
+        begin = 0
+        if self._steps is not None:
+            begin, self._at = self._at, self._at + self._steps
+        for i in range(begin, begin + (length or 0)):
+            yield _batch(data[i])
+        data.on_epoch_end()
+
+
+def _batch(marked: Any) -> tuple[Any, ...]:
+    parts, _ = unmarked(marked)
+    return as_tuple(parts[0])
 
 
 def led(x: Any, make: Callable[[How], Source], how: How) -> Source:
@@ -70,7 +116,7 @@ class _Batches:
 
     def _opened(self) -> Source:
         if self._source is None:
-            if isinstance(self._x, types.NoneType):
+            if self._x is None:
                 raise self._how.error("x is None on rank 0, which is the one that reads")
             try:
                 self._source = self._make(self._how)

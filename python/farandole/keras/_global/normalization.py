@@ -89,7 +89,7 @@ class Normalization:
         for i, layer in enumerate(layers):
             # By position: ranks that have made other models before have other names for a layer.
             name = f"statistics of BatchNormalization {i}"
-            vars(layer)[_HOOK] = partial(_moments, layer, self._steps, name)
+            vars(layer)[_HOOK] = partial(_moments_of_all_ranks, layer, self._steps, name)
         try:
             yield
         finally:
@@ -124,10 +124,6 @@ class Normalization:
 
 def _asks(layer: Any) -> bool:
     return bool(getattr(layer, "synchronized", False) or getattr(layer, "over_all_ranks", False))
-
-
-def _moments(layer: Any, steps: Steps, name: str, inputs: Any, mask: Any = None) -> Any:
-    return moments_of_all_ranks(inputs, mask, layer._reduction_axes, steps, name)
 
 
 def _require_hook(layer: Any) -> None:
@@ -203,11 +199,13 @@ def _tell_of_own_states(model: Any, apart: set[int]) -> None:
 # ---- moments of all ranks ----
 
 
-def moments_of_all_ranks(inputs: Any, mask: Any, axes: list[int], steps: Steps, name: str) -> Any:
+def _moments_of_all_ranks(
+    layer: Any, steps: Steps, name: str, inputs: Any, mask: Any = None
+) -> Any:
     """As Keras' ``BatchNormalization._moments``, whose place it takes, with its epsilon in the
     count that a mask leaves. A rank's sample that does not count is in neither."""
     ops = keras.ops
-    count, mean, variance = _of_this_rank(inputs, mask, axes)
+    count, mean, variance = _of_this_rank(inputs, mask, layer._reduction_axes)
     count = ops.where(steps.counts, count, ops.zeros_like(count))
     table = _rows_of_all_ranks(ops.stack([count, mean, variance]), name)
     counts, means, variances = table[:, 0], table[:, 1], table[:, 2]
