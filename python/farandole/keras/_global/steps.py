@@ -11,7 +11,7 @@ call. The model's steps are replaced, on this one object, by steps that take it 
                              that of all samples. In a step of the user's own it does not, since
                              nobody knows which losses that scales: there gradients are weighed,
                              and reduced where the framework gives them (own_gradients.py), or
-                             else as an optimizer gets them (optimizers.py)
+                             else as an optimizer gets them (own_steps.py)
     each loss                see losses.py: where its divisor is not the number of samples
     joined statistics        leave a sample out that does not count (normalization.py)
     the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks

@@ -19,10 +19,10 @@ from farandole.keras._global.agreement import (
     agreed,
     on_rank_0,
     require_same_batch,
+    rows_of_compiled,
 )
 from farandole.keras._global.alike import agree_after, weights_alike
 from farandole.keras._global.callbacks import WholeLogs
-from farandole.keras._global.compiled import rows_of_compiled
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.metrics import of_own_logs, values_of

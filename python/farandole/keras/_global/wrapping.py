@@ -14,10 +14,9 @@ from farandole.data._policy import Policy
 from farandole.keras._accumulated import accumulated_of, besides
 from farandole.keras._exchange import Alike
 from farandole.keras._global import (
-    average_loss,
     means,
-    optimizers,
     own_gradients,
+    own_steps,
     whole_metrics,
 )
 from farandole.keras._global.alike import rows_of_alike, weights_alike
@@ -71,10 +70,9 @@ class Wrapping:
         self._steps.weighs_gradients = has_own_step(model, "train_step")
         self._steps.adopt = self._adopt_optimizer
         self._others: list[Any] = []  # optimizers of the model's own step
-        optimizers.learn()
         means.learn()
         whole_metrics.learn()
-        average_loss.learn()
+        own_steps.learn()
         own_gradients.learn()
         if self._steps.weighs_gradients and block is None:
             self._steps.own_gradients = OwnGradients(model, self._steps, self._reduce_own)

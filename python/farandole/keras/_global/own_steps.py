@@ -1,10 +1,13 @@
-"""Losses that a step of the user's own computes, as far as their use of samples is known.
+"""Losses and optimizers in a step of the user's own, of which TensorFlow and Keras are taught.
 
 Gradients are averaged there by the weight of each rank's samples, which is right for a mean over
 them: Keras' losses, and what ``compute_loss`` gives. ``tf.nn.compute_average_loss`` with a global
 batch divides a sum by the number of all samples, so its result gets the factor of a loss with
 ``reduction="sum"`` (losses.py). A sum that the program divides by itself is found in its graph
 (loss_kinds.py), and its gradients get the factor.
+
+Optimizers that such a step has besides the model's reduce, too. Nobody says where a program keeps
+them: one that is applied in a step of a shared model becomes a DistributedOptimizer then.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from typing import Any
 
 import keras
 
+from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import compares_samples
 from farandole.keras._global.steps import LEFT_OPEN, Steps, running
+from farandole.keras._wrapped import distributed_in, is_updating
 
 
 @cache
 def learn() -> None:
-    """Patches TensorFlow and Keras, so that a step knows which losses are means."""
+    """Patches TensorFlow and Keras, so that a step knows which losses are means, and optimizers."""
+    _learn_optimizers()
     _learn(keras.losses.Loss, "__call__", _is_mean)
     owner: Any = next(c for c in keras.Model.__mro__ if "compute_loss" in vars(c))
     _learn(owner, "compute_loss", _is_of_batch)
@@ -75,3 +81,36 @@ def _is_of_batch(
 ) -> bool:
     del x, y
     return all(map(steps.covers, keras.tree.flatten(y_pred)))
+
+
+def _learn_optimizers() -> None:
+    owner: Any = next(c for c in keras.optimizers.Optimizer.__mro__ if "apply" in vars(c))
+    for kind in (owner, keras.optimizers.LossScaleOptimizer):
+        for name in ("apply", "stateless_apply"):
+            if name in vars(kind):
+                setattr(kind, name, _taught(name, vars(kind)[name]))
+
+
+def _taught(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(own)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_updating() or distributed_in(self) is not None or not _adopted(self):
+            return own(self, *args, **kwargs)
+        return getattr(self, name)(*args, **kwargs)
+
+    return method
+
+
+def _adopted(optimizer: Any) -> bool:
+    """Whether it reduces from now on: where it is applied in a shared step."""
+    steps = running()
+    if steps is None or steps.share is None:
+        return False
+    if steps.block is not None:
+        raise InvalidArgument(
+            f"logical_ranks={steps.block.parts}: train_step() applies '{optimizer.name}', which is "
+            "not the optimizer that the model was compiled with; the parts of a batch are "
+            "computed one by one, and updated once\n  advice: no logical_ranks"
+        )
+    steps.adopt(optimizer)
+    return True
