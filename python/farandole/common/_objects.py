@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -205,9 +205,54 @@ def agree_prepared(
     return [each for _, _, each in theirs]
 
 
+def attempt(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    """The result of a call, or the error that it raised, which other ranks are to be told."""
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
 def told(error: Exception | None) -> str | None:
     """The error as text for other ranks."""
     return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def made_by_all(label: str, make: Callable[[], _T], failed: Callable[[int, str], str]) -> list[_T]:
+    """Collective: what all ranks make, in rank order.
+
+    Args:
+        failed: says that a rank could not, from the rank and why.
+
+    Raises:
+        InvalidArgument: another rank could not. On that rank, its own error.
+    """
+    mine, error = attempt(make)
+    theirs = allgather_object((told(error), mine), label)
+    if error is not None:
+        raise error
+    for rank, (why, _) in enumerate(theirs):
+        if why is not None:
+            raise InvalidArgument(failed(rank, why))
+    return [cast("_T", each) for _, each in theirs]
+
+
+def made_by_first(label: str, make: Callable[[], _T], failed: str) -> _T:
+    """Collective: what rank 0 makes, on all ranks.
+
+    Args:
+        failed: says that it could not, before why.
+
+    Raises:
+        InvalidArgument: it could not; on the other ranks. On rank 0, its own error.
+    """
+    mine, error = attempt(make) if _world.rank() == 0 else (None, None)
+    made, why = broadcast_object((mine, told(error)), 0, label)
+    if error is not None:
+        raise error
+    if why is not None:
+        raise InvalidArgument(f"{failed}: {why}")
+    return cast("_T", made)
 
 
 def compare(what: str, by_rank: Mapping[int, Sequence[str]], advice: str = BUILD_ALIKE) -> None:

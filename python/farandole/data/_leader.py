@@ -9,7 +9,7 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._objects import broadcast_object, run_named, told
+from farandole.common._objects import attempt, made_by_first, run_named, told
 from farandole.common._pickles import packed, seal, unsealed
 from farandole.data._logical import block_of
 from farandole.data._parts import Part, part_of
@@ -60,23 +60,14 @@ class FromRank0:
         Raises:
             InvalidArgument: rank 0 could not read; on the other ranks. On rank 0, its own error.
         """
-        mine: int | None = None
-        error: Exception | None = None
-        try:
-            mine = len(self._batches)  # type: ignore[arg-type]
-        except TypeError:  # of a generator, an endless dataset
-            pass
-        except Exception as failed:
-            error = failed
-        known: tuple[int | None, str | None] = broadcast_object(
-            (mine, told(error)), 0, f"{self._name}.length"
-        )
-        if error is not None:
-            raise error
-        length, why = known
-        if why is not None:
-            raise self._unread(why)
-        return length
+
+        def known() -> int | None:
+            try:
+                return len(self._batches)  # type: ignore[arg-type]
+            except TypeError:  # of a generator, an endless dataset
+                return None
+
+        return made_by_first(f"{self._name}.length", known, self._unread)
 
     def _read(self, parts: int) -> Iterator[list[list[Part]]]:
         if self._batches is None:
@@ -90,24 +81,24 @@ class FromRank0:
     def _deal(self, reads: Iterator[list[list[Part]]] | None) -> list[Part] | None:
         """None: there are no more."""
         error: Exception | None = None
-        parts: list[bytes] = []
+        parts: list[bytes] | None = []
         if reads is not None:
-            try:
-                parts = [packed(each) for each in next(reads, [None] * _world.size())]
-            except Exception as failed:
-                error = failed
-                parts = [packed(told(error))] * _world.size()
+            none = [None] * _world.size()
+            parts, error = attempt(lambda: [packed(each) for each in next(reads, none)])
+        if parts is None:
+            parts = [packed(told(error))] * _world.size()
         self._deals += 1
         mine = _dealt(parts, self._name, f"{self._name}, number {self._deals}")
         if error is not None:
             raise error
         if isinstance(mine, str):
-            raise self._unread(mine)
+            raise InvalidArgument(f"{self._unread}: {mine}")
         assert mine is None or isinstance(mine, list)
         return mine
 
-    def _unread(self, why: str) -> InvalidArgument:
-        return InvalidArgument(f"rank 0 could not read {self._name}: {why}")
+    @property
+    def _unread(self) -> str:
+        return f"rank 0 could not read {self._name}"
 
 
 def _dealt(objects: list[bytes], name: str, what: str) -> Any:

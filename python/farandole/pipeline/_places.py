@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from farandole import _world
 from farandole._arguments import is_whole, shown
 from farandole._core import Group, InvalidArgument
-from farandole.common._objects import agree_prepared
+from farandole.common._objects import agree_prepared, attempt
 from farandole.common._process_set import (
     ProcessSet,
     add_process_set,
@@ -50,6 +50,10 @@ class Place(NamedTuple):
     def stage_ranks(self, stage: int) -> list[int]:
         """All replicas of a stage."""
         return [self.rank_of(stage, replica) for replica in range(self.replicas)]
+
+    def failed(self, rank: int, why: str) -> str:
+        """In an error: another rank could not do something."""
+        return f"rank {rank} ({self.of_rank(rank)}): {why}"
 
     def __str__(self) -> str:
         return f"stage {self.stage} of {self.stages}" + (
@@ -111,15 +115,16 @@ def prepared(prepare: Callable[[], _T], rows_of: Callable[[_T], Sequence[str]]) 
         InvalidArgument: a rank could not; on every rank, naming it.
         Mismatch: the rows differ; on every rank.
     """
-    made, error, rows = None, None, list[str]()
-    try:
+
+    def with_rows() -> tuple[_T, list[str]]:
         made = prepare()
-        rows = list(rows_of(made))
-    except Exception as caught:
-        error = caught
+        return made, list(rows_of(made))
+
+    made, error = attempt(with_rows)
+    rows = [] if made is None else made[1]
     agree_prepared("a Pipeline", "the Pipeline", rows, error, ADVICE, None)
     assert made is not None
-    return made
+    return made[0]
 
 
 class Groups(NamedTuple):

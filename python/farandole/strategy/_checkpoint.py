@@ -18,8 +18,7 @@ from tensorflow.python.saved_model import save as saved_model
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._objects import broadcast_object
-from farandole.keras._global.agreement import on_rank_0
+from farandole.common._objects import made_by_first
 from farandole.strategy._variables import CREATED, SyncOnReadVariable, is_ours, on_servers
 
 
@@ -79,10 +78,12 @@ def _written(own: Callable[..., Any]) -> Callable[..., Any]:
         variables = _shared_variables(self) if _world.size() > 1 else []
         if not variables or not tf.executing_eagerly():
             return own(self, file_prefix, options)
-        paths: list[Any] = []
         with _read(variables):
-            on_rank_0("checkpoint", lambda: paths.append(own(self, file_prefix, options)))
-        path = broadcast_object(paths, 0, "path of a checkpoint")[0]
+            path: Any = made_by_first(
+                "checkpoint",
+                lambda: own(self, file_prefix, options),
+                "checkpoint: rank 0 could not",
+            )
         if _world.rank() != 0:
             for call in _callbacks(options):
                 call(path)
@@ -101,7 +102,11 @@ def _exported(own: Callable[..., Any]) -> Callable[..., Any]:
             return own(obj, export_dir, *args, **kwargs)
         made: list[Any] = [([], {})]  # nodes and their places, which ranks that write have
         with _read(variables):
-            on_rank_0("a SavedModel", lambda: made.append(own(obj, export_dir, *args, **kwargs)))
+            made_by_first(
+                "a SavedModel",
+                lambda: made.append(own(obj, export_dir, *args, **kwargs)),
+                "a SavedModel: rank 0 could not",
+            )
         return made[-1]
 
     return save

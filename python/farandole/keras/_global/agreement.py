@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from farandole import _world
 from farandole._arguments import shown
-from farandole._core import InvalidArgument
-from farandole.common._objects import (
-    agree_prepared,
-    broadcast_object,
-    told,
-)
+from farandole.common._objects import agree_prepared, attempt
 from farandole.data._same import checksum
 from farandole.keras import _host
 from farandole.keras._global.how import Source
@@ -32,14 +26,9 @@ def agreed(what: str, prepare: Callable[[], Prepared], due: bool) -> tuple[list[
             error.
         Mismatch: the ranks' data or arguments differ; says how.
     """
-    sources: list[Source] = []
-    rows: list[str] = []
-    error: Exception | None = None
-    try:
-        sources, rows = prepare()
-        rows = [*rows, *(row for source in sources for row in source.rows)]
-    except Exception as failed:
-        error = failed
+    made, error = attempt(prepare)
+    sources, rows = made or ([], [])
+    rows = [*rows, *(row for source in sources for row in source.rows)]
     dues = agree_prepared(what, f"the arguments of {what}", rows, error, ADVICE, due)
     return sources, any(dues)
 
@@ -65,25 +54,6 @@ def require_same_batch(what: str, source: Source | None, error: Exception | None
 
 
 _NONE = -1  # samples of a batch that a rank does not have
-
-
-def on_rank_0(what: str, do: Callable[[], Any]) -> None:
-    """Collective: rank 0 calls `do`, which has ended when this returns on any rank.
-
-    Raises:
-        InvalidArgument: rank 0 could not; on the others. On rank 0, its own error.
-    """
-    error: Exception | None = None
-    if _world.rank() == 0:
-        try:
-            do()
-        except Exception as failed:
-            error = failed
-    why = broadcast_object(told(error), 0, what)
-    if error is not None:
-        raise error
-    if why is not None:
-        raise InvalidArgument(f"{what}: rank 0 could not: {why}")
 
 
 def rows_of_compiled(model: Any) -> list[str]:

@@ -9,7 +9,7 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._objects import agree, allgather_object
+from farandole.common._objects import agree, allgather_object, attempt, made_by_first
 from farandole.data._tree import samples
 from farandole.keras._accumulated import accumulated_of, average_accumulated, share_all
 from farandole.keras._constants import compute_again
@@ -17,7 +17,6 @@ from farandole.keras._global.agreement import (
     ADVICE,
     Prepared,
     agreed,
-    on_rank_0,
     require_same_batch,
     rows_of_compiled,
 )
@@ -120,12 +119,7 @@ class Together(Wrapping):
 
         if self._due:
             return self._begin(what, prepare, for_outputs=for_outputs)[0]
-        source: Source | None = None
-        error: Exception | None = None
-        try:
-            source = prepare()[0][0]
-        except Exception as failed:
-            error = failed
+        source, error = attempt(lambda: prepare()[0][0])
         require_same_batch(what, source, error)
         assert source is not None  # else it raises
         return source
@@ -216,4 +210,4 @@ class Together(Wrapping):
             with self._by_itself():
                 do()
 
-        on_rank_0(what, alone)
+        made_by_first(what, alone, f"{what}: rank 0 could not")

@@ -16,7 +16,7 @@ import numpy as np
 
 from farandole._arguments import shown
 from farandole._core import Group, InvalidArgument
-from farandole.common._objects import allgather_object, compare
+from farandole.common._objects import compare, made_by_all
 from farandole.keras._pipeline.results import weights_of_all
 from farandole.pipeline._places import Place
 
@@ -90,26 +90,19 @@ class _Told:
 
     def __init__(self, optimizer: Any, trained: Sequence[int], place: Place) -> None:
         layout: _Layout = []
-        error: InvalidArgument | None = None
-        try:
+
+        def mine() -> tuple[str, list[int]]:
+            nonlocal layout
             layout = _checked(optimizer, len(trained))
-        except InvalidArgument as caught:
-            error = caught
-        words = f"{type(optimizer).__name__} with variables {layout}"
-        told = allgather_object(
-            (None if error is None else str(error), words, list(trained)), "optimizers of stages"
-        )
-        if error is not None:
-            raise error
-        for rank, (why, _, _) in enumerate(told):
-            if why is not None:
-                raise InvalidArgument(f"rank {rank} ({place.of_rank(rank)}): {why}")
+            return f"{type(optimizer).__name__} with variables {layout}", list(trained)
+
+        told = made_by_all("optimizers of stages", mine, place.failed)
         compare(
             "the optimizer of a Pipeline",
-            {rank: [theirs] for rank, (_, theirs, _) in enumerate(told)},
+            {rank: [theirs] for rank, (theirs, _) in enumerate(told)},
             "compile with the same optimizer on every rank",
         )
-        stages = [told[place.rank_of(stage, 0)][2] for stage in range(place.stages)]
+        stages = [told[place.rank_of(stage, 0)][1] for stage in range(place.stages)]
         self.whole = _rows(layout, sorted(number for each in stages for number in each))
         self.mine = _rows(layout, trained) if trained else []
         # The optimizer's own variables come from the first stage that trains something.

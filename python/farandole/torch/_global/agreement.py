@@ -13,7 +13,14 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._objects import agree, agree_prepared, allgather_object, compare, gathered
+from farandole.common._objects import (
+    agree,
+    agree_prepared,
+    allgather_object,
+    attempt,
+    compare,
+    gathered,
+)
 from farandole.data._same import refuse_other
 from farandole.torch._global.numbers import Position
 from farandole.torch._global.reading import Whole
@@ -33,7 +40,7 @@ def begin(reads: Iterator[Whole], rows: Sequence[str], first: list[str]) -> Whol
         rows: what ranks compare.
         first: filled by the reading: likewise.
     """
-    whole, error = _next(reads)
+    whole, error = attempt(lambda: next(reads, None))
     if _world.size() == 1:
         if error is not None:
             raise error
@@ -41,14 +48,6 @@ def begin(reads: Iterator[Whole], rows: Sequence[str], first: list[str]) -> Whol
     known = "no further batch" if whole is None else f"a first batch of {whole.total} samples"
     agree_prepared("a GlobalBatch", WHAT, [*rows, known, *first], error, ADVICE, None)
     return whole
-
-
-def _next(reads: Iterator[Whole]) -> tuple[Whole | None, Exception | None]:
-    """A batch, or why there is none."""
-    try:
-        return next(reads, None), None
-    except Exception as error:
-        return None, error
 
 
 def same_so_far(position: Position, sums: Sequence[int]) -> None:
@@ -83,7 +82,7 @@ def end(position: Position, sums: Sequence[int]) -> None:
 def in_step(reads: Iterator[Whole], position: Position) -> Iterator[Whole]:
     """The batches of a pass of unknown length. Collective in every batch."""
     while True:
-        whole, error = _next(reads)
+        whole, error = attempt(lambda: next(reads, None))
         if _world.size() > 1:
             _require_all(whole, error, position)
         if error is not None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument, NotInitialized
-from farandole.common._objects import agree_prepared
+from farandole.common._objects import agree_prepared, attempt
 from farandole.common._reduction import Sum
 from farandole.torch._training import worlds
 from farandole.torch._training.reduced import ReducedOptimizer
@@ -29,11 +29,7 @@ def prepare_alike(
     """Prepares each rank by itself; if one of them fails, all raise an error. Collective.
 
     Not collective in an elastic job, where ranks begin at different times (_training/worlds.py)."""
-    error: Exception | None = None
-    try:
-        prepare()
-    except Exception as raised:
-        error = raised
+    _, error = attempt(prepare)
     if _world.size() > 1 and not worlds.makes_later():
         rows = [
             "no model" if model is None else "a model",

@@ -12,7 +12,7 @@ import torch
 from farandole import _world
 from farandole._arguments import is_whole, shown
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object, told
+from farandole.common._objects import made_by_first
 from farandole.data._tree import leaves, map_leaves
 from farandole.pipeline import _partition
 from farandole.torch._pipeline.layers import Layer
@@ -90,19 +90,11 @@ def check_budget(budget: int | None, layers: Sequence[Layer], bounds: Sequence[i
 
 
 def _seconds_of_rank_0(layers: Sequence[Layer], example: Any) -> list[float]:
-    costs, error = list[float](), None
-    if _world.rank() == 0:
-        try:
-            costs = measured(layers, example)
-        except Exception as caught:
-            error = caught
-    theirs = allgather_object((costs, told(error)), "what layers of a Pipeline take")
-    if error is not None:
-        raise error
-    costs, why = theirs[0]
-    if why is not None:
-        raise InvalidArgument(f"rank 0 could not measure what layers take: {why}")
-    return costs
+    return made_by_first(
+        "what layers of a Pipeline take",
+        lambda: measured(layers, example),
+        "rank 0 could not measure what layers take",
+    )
 
 
 def measured(layers: Sequence[Layer], x: Any) -> list[float]:

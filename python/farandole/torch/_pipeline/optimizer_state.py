@@ -6,7 +6,7 @@ of the whole has the parameters of group k of each stage, in the order of the st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import Group, InvalidArgument
-from farandole.common._objects import allgather_object
+from farandole.common._objects import made_by_all
 from farandole.pipeline._places import Place
 from farandole.torch._pipeline.state import gathered
 
@@ -31,13 +31,7 @@ def gathered_state(
     optimizer: Any, group: Group, place: Place, root_rank: int | None
 ) -> dict[str, Any]:
     """The state of all stages' optimizers, as of one process. Collective."""
-    own: Any = _NONE
-    error: InvalidArgument | None = None
-    try:
-        own = _state_of(optimizer)
-    except InvalidArgument as caught:
-        error = caught
-    stages = _told(_groups_of(own), error, place)
+    own, stages = _told(lambda: _state_of(optimizer), place)
     _require_alike(stages)
     flat = {
         (place.stage, i, name): value
@@ -56,18 +50,17 @@ def gathered_state(
 
 def load(optimizer: Any, state: Mapping[str, Any], place: Place) -> None:
     """Loads this stage's part of such a state. Collective. Raises InvalidArgument."""
-    own: Any = _NONE
-    error: InvalidArgument | None = None
-    try:
+
+    def checked() -> Any:
         own = _state_of(optimizer)
         if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
             raise InvalidArgument(
                 f"state is {shown(state)}; it is an optimizer's state_dict(), of one process or of "
                 "Pipeline.optimizer_state_dict()"
             )
-    except InvalidArgument as caught:
-        error = caught
-    stages = _told(_groups_of(own), error, place)
+        return own
+
+    own, stages = _told(checked, place)
     wanted = [len(each["params"]) for each in _whole_groups(stages)]
     given = [len(each["params"]) for each in state["param_groups"]]
     if wanted != given:
@@ -107,16 +100,17 @@ def _groups_of(own: Any) -> _Groups:
     ]
 
 
-def _told(mine: _Groups, error: InvalidArgument | None, place: Place) -> list[_Groups]:
-    """Collective: the groups of each stage, or an error on every rank."""
-    told = None if error is None else str(error)
-    theirs = allgather_object((told, mine), "optimizers of a Pipeline")
-    if error is not None:
-        raise error
-    for rank, (why, _) in enumerate(theirs):
-        if why is not None:
-            raise InvalidArgument(f"rank {rank} ({place.of_rank(rank)}): {why}")
-    return [theirs[place.rank_of(stage, 0)][1] for stage in range(place.stages)]
+def _told(state_of: Callable[[], Any], place: Place) -> tuple[Any, list[_Groups]]:
+    """Collective: this rank's state, and the groups of each stage; or an error on every rank."""
+    own: Any = _NONE
+
+    def mine() -> _Groups:
+        nonlocal own
+        own = state_of()
+        return _groups_of(own)
+
+    theirs = made_by_all("optimizers of a Pipeline", mine, place.failed)
+    return own, [theirs[place.rank_of(stage, 0)] for stage in range(place.stages)]
 
 
 def _require_alike(stages: Sequence[_Groups]) -> None:

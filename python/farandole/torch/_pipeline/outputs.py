@@ -10,7 +10,7 @@ import torch
 from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import Group, InvalidArgument
-from farandole.common._objects import allgather_object, told
+from farandole.common._objects import made_by_all
 from farandole.data._tree import leaves, map_leaves
 from farandole.pipeline._places import Place
 from farandole.pipeline._wire import Form
@@ -28,21 +28,21 @@ def over_all_ranks(parts: Sequence[Any], samples: Sequence[int], group: Group, p
     Raises:
         InvalidArgument: an output has no samples as its first dimension; on every rank.
     """
-    mine, form, error = None, None, None
-    if parts and place.is_last:
-        try:
+    mine = None
+
+    def form() -> Form | None:
+        nonlocal mine
+        if parts and place.is_last:
             mine = _joined(parts, samples[group.rank])
-            form = form_of(mine)[0]
-        except Exception as caught:
-            error = caught
-    theirs = allgather_object((form, told(error)), "outputs of a Pipeline")
-    if error is not None:
-        raise error
-    for rank, (_, why) in enumerate(theirs):
-        if why is not None:
-            raise InvalidArgument(f"rank {rank} has outputs that cannot be joined: {why}")
-    forms: list[Form] = [each for each, _ in theirs if each is not None]
-    counts = [n if each is not None else 0 for n, (each, _) in zip(samples, theirs, strict=True)]
+        return None if mine is None else form_of(mine)[0]
+
+    theirs = made_by_all(
+        "outputs of a Pipeline",
+        form,
+        lambda rank, why: f"rank {rank} has outputs that cannot be joined: {why}",
+    )
+    forms = [each for each in theirs if each is not None]
+    counts = [n if each is not None else 0 for n, each in zip(samples, theirs, strict=True)]
     own = [] if mine is None else leaves(mine)
     whole = []
     for i, leaf in enumerate(forms[0].leaves):
