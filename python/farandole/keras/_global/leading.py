@@ -58,8 +58,7 @@ class Reading:
 
 
 def _batch(marked: Any) -> tuple[Any, ...]:
-    parts, _ = unmarked(marked)
-    return as_tuple(parts[0])
+    return as_tuple(unmarked(marked).batch[0])
 
 
 def led(x: Any, make: Callable[[How], Source], how: How) -> Source:

@@ -14,7 +14,7 @@ from farandole import _world
 from farandole.data._logical import fold
 from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
-from farandole.keras._global.marks import marked_outputs, unmarked
+from farandole.keras._global.marks import Shared, marked_outputs, of_shared
 from farandole.keras._global.normalization import own_states
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
@@ -84,17 +84,16 @@ class _Parts:
         return self._roles
 
     def state(
-        self, call: _Call, batch: Any, share: Any, part: Any, others: _Values, metrics: _Values,
-        label: str,
-    ) -> _State:  # fmt: skip
+        self, call: _Call, shared: Shared, part: Any, others: _Values, metrics: _Values, label: str
+    ) -> _State:
         """The results of one part.
 
         Args:
             others, metrics: the model's, as the step begins.
         """
         zeros = [keras.ops.zeros_like(v) for v in metrics]
-        with self.steps.holding(share, batch) as held:
-            logs, new, added = call(batch, self.roles.moved(others, part, 1), zeros)
+        with self.steps.holding(shared) as held:
+            logs, new, added = call(shared.batch, self.roles.moved(others, part, 1), zeros)
             gradients = [dense(g) for g in held[-1]] if held else []
             self._told[label] = list(logs) if isinstance(logs, dict) else None
             known = self._names(metrics)
@@ -151,15 +150,20 @@ class _Parts:
             self._known = self.model.metrics, set(self.results(metrics))
         return self._known[1]
 
-    def logs(self, metrics: _Values, extra: dict[str, Any], label: str) -> Any:
+    def logs(self, state: _State, label: str) -> Any:
         """The logs that the model's own step would return for the whole batch."""
-        known = self.results(metrics)
+        known = self.results(state.metrics)
         told = self._told[label]
         names = known if told is None else told
-        return {name: known[name] if name in known else extra[name] for name in names}
+        return {name: known[name] if name in known else state.extra[name] for name in names}
 
     def begin(self) -> None:
         self._begun += 1
+
+    def of(self, shared: Shared) -> Iterator[tuple[int, Shared]]:
+        """This rank's parts of a batch, by number."""
+        for i, (part, batch) in enumerate(zip(self.block.mine, shared.batch, strict=True)):
+            yield part, Shared(batch, shared.share[i : i + 1])
 
     @contextmanager
     def drawing(self, part: int) -> Iterator[None]:
@@ -226,11 +230,11 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
         for variable, value in zip(variables, [*others, *metrics], strict=True):
             variable.assign(value)
 
-    def step(own: Callable[[Any], Any], batches: Any, shares: Any, label: str) -> _State:
+    def step(own: Callable[[Any], Any], shared: Shared, label: str) -> _State:
         others, metrics = read(model.non_trainable_variables), read(model.metrics_variables)
         states = []
         parts.begin()
-        for i, (part, batch) in enumerate(zip(parts.block.mine, batches, strict=True)):
+        for part, each in parts.of(shared):
 
             def call(batch: Any, others: _Values, metrics: _Values, part: int = part) -> Any:
                 write(others, metrics)
@@ -238,8 +242,7 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
                     logs = own(batch)
                 return logs, read(model.non_trainable_variables), read(model.metrics_variables)
 
-            share = shares[i : i + 1]
-            states.append(parts.state(call, batch, share, part, others, metrics, label))
+            states.append(parts.state(call, each, part, others, metrics, label))
         state = parts.sum(states, metrics, label)
         write(state.others, state.metrics)
         return state
@@ -253,30 +256,23 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
         with torch.no_grad():
             model.optimizer.apply(gradients, model.trainable_weights)
 
-    def train_step(data: Any) -> Any:
-        batches, shares = unmarked(data)
-        if shares is None:
-            return own_train(data)
-
-        state = step(own_train, batches, shares, _TRAINING)
+    def train_step(shared: Shared) -> Any:
+        state = step(own_train, shared, _TRAINING)
         if state.gradients:
             update(state.gradients)
-        return parts.logs(state.metrics, state.extra, _TRAINING)
+        return parts.logs(state, _TRAINING)
 
-    def test_step(data: Any) -> Any:
-        batches, shares = unmarked(data)
-        if shares is None:
-            return own_test(data)
-        state = step(own_test, batches, shares, _TEST)
-        return parts.logs(state.metrics, state.extra, _TEST)
+    def test_step(shared: Shared) -> Any:
+        return parts.logs(step(own_test, shared, _TEST), _TEST)
 
-    def predict_step(data: Any) -> Any:
-        batches, shares = unmarked(data)
-        if shares is None:
-            return own_predict(data)
-        return marked_outputs([own_predict(batch) for batch in batches], shares)
+    def predict_step(shared: Shared) -> Any:
+        return marked_outputs([own_predict(batch) for batch in shared.batch], shared.share)
 
-    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+    return {
+        "train_step": of_shared(train_step, own_train),
+        "test_step": of_shared(test_step, own_test),
+        "predict_step": of_shared(predict_step, own_predict),
+    }
 
 
 class _Programs:
@@ -307,74 +303,51 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
     own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
     programs = {name: _Programs() for name in ("train", "test", "predict")}
 
-    @programs["train"].add
-    def train_part(state: Any, batch: Any, share: Any, part: Any) -> _State:
-        trained, others, optimizer, metrics = state
+    def of_part(own: Callable[..., Any], label: str, state: Any, shared: Shared, part: Any) -> Any:
+        trained, others, *optimizer, metrics = state
 
         def call(batch: Any, others: _Values, metrics: _Values) -> Any:
-            logs, (_, new, _, added) = own_train((trained, others, optimizer, metrics), batch)
+            logs, (_, new, *_, added) = own((trained, others, *optimizer, metrics), batch)
             return logs, new, added
 
-        return parts.state(call, batch, share, part, others, metrics, _TRAINING)
+        return parts.state(call, shared, part, others, metrics, label)
 
-    @programs["test"].add
-    def test_part(state: Any, batch: Any, share: Any, part: Any) -> _State:
-        trained, others, metrics = state
+    def of_all(label: str, states: list[_State], metrics: _Values) -> tuple[_State, Any]:
+        state = parts.sum(states, metrics, label)
+        return state, parts.logs(state, label)
 
-        def call(batch: Any, others: _Values, metrics: _Values) -> Any:
-            logs, (_, new, added) = own_test((trained, others, metrics), batch)
-            return logs, new, added
-
-        return parts.state(call, batch, share, part, others, metrics, _TEST)
+    train_part = programs["train"].add(partial(of_part, own_train, _TRAINING))
+    test_part = programs["test"].add(partial(of_part, own_test, _TEST))
+    sum_of_training = programs["train"].add(partial(of_all, _TRAINING))
+    sum_of_test = programs["test"].add(partial(of_all, _TEST))
 
     @programs["predict"].add
     def predict_part(state: Any, batch: Any) -> Any:
         return own_predict(state, batch)[0]
 
     @programs["train"].add
-    def sum_of_training(states: list[_State], metrics: _Values) -> tuple[_State, Any]:
-        state = parts.sum(states, metrics, _TRAINING)
-        return state, parts.logs(state.metrics, state.extra, _TRAINING)
-
-    @programs["test"].add
-    def sum_of_test(states: list[_State], metrics: _Values) -> tuple[_State, Any]:
-        state = parts.sum(states, metrics, _TEST)
-        return state, parts.logs(state.metrics, state.extra, _TEST)
-
-    @programs["train"].add
     def update(optimizer: Any, gradients: _Values, trained: Any, others: Any) -> Any:
         with present(model.non_trainable_variables, others):
             return model.optimizer.stateless_apply(optimizer, gradients, trained)
 
-    def states(run: Callable[..., _State], state: Any, batches: Any, shares: Any) -> list[_State]:
-        return [
-            run(state, batch, shares[i : i + 1], part)
-            for i, (part, batch) in enumerate(zip(parts.block.mine, batches, strict=True))
-        ]
+    def states(run: Callable[..., _State], state: Any, shared: Shared) -> list[_State]:
+        return [run(state, each, part) for part, each in parts.of(shared)]
 
-    def train_step(state: Any, data: Any) -> Any:
-        batches, shares = unmarked(data)
-        if shares is None:
-            return own_train(state, data)
+    def train_step(state: Any, shared: Shared) -> Any:
         trained, _, optimizer, metrics = state
-        after, logs = sum_of_training(states(train_part, state, batches, shares), metrics)
+        after, logs = sum_of_training(states(train_part, state, shared), metrics)
         if after.gradients:
             trained, optimizer = update(optimizer, after.gradients, trained, after.others)
         return logs, (trained, after.others, optimizer, after.metrics)
 
-    def test_step(state: Any, data: Any) -> Any:
-        batches, shares = unmarked(data)
-        if shares is None:
-            return own_test(state, data)
+    def test_step(state: Any, shared: Shared) -> Any:
         trained, _, metrics = state
-        after, logs = sum_of_test(states(test_part, state, batches, shares), metrics)
+        after, logs = sum_of_test(states(test_part, state, shared), metrics)
         return logs, (trained, after.others, after.metrics)
 
-    def predict_step(state: Any, data: Any) -> Any:
-        batches, shares = unmarked(data)
-        if shares is None:
-            return own_predict(state, data)
-        return marked_outputs([predict_part(state, batch) for batch in batches], shares), state[1]
+    def predict_step(state: Any, shared: Shared) -> Any:
+        outputs = [predict_part(state, batch) for batch in shared.batch]
+        return marked_outputs(outputs, shared.share), state[1]
 
     def in_parts(name: str) -> Callable[..., Any]:
         """Keeps Keras from compiling a function of its own around ours."""
@@ -393,8 +366,8 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
         return made
 
     return {
-        "train_step": train_step,
-        "test_step": test_step,
-        "predict_step": predict_step,
+        "train_step": of_shared(train_step, own_train),
+        "test_step": of_shared(test_step, own_test),
+        "predict_step": of_shared(predict_step, own_predict),
         **{f"make_{name}_function": in_parts(name) for name in programs},
     }

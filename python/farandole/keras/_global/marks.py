@@ -5,7 +5,8 @@ See Note [How a share reaches a step] in steps.py.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -34,18 +35,31 @@ def _as_shape(share: Any) -> Any:
     return tf.zeros([tf.cast(share[0, 1], tf.int32), 0])
 
 
-def unmarked(data: Any) -> tuple[Any, Any]:
-    """The batch and its share; None where it has none."""
-    first = data[0] if isinstance(data, tuple | list) and data else None
-    if isinstance(first, dict) and first.keys() >= {_BATCH, _SHARE}:
-        return first[_BATCH], first[_SHARE]
-    return data, None
+class Shared(NamedTuple):
+    """A batch with its share."""
+
+    batch: Any
+    share: Any  # None where it has none
+    total: int | None = None  # samples of the whole batch, on JAX
 
 
-def total_of(data: Any) -> int | None:
-    """The samples of the whole batch, on JAX."""
+def unmarked(data: Any) -> Shared:
     first = data[0] if isinstance(data, tuple | list) and data else None
-    return int(first[_TOTAL].shape[0]) if isinstance(first, dict) and _TOTAL in first else None
+    if not isinstance(first, dict) or not first.keys() >= {_BATCH, _SHARE}:
+        return Shared(data, None)
+    total = int(first[_TOTAL].shape[0]) if _TOTAL in first else None
+    return Shared(first[_BATCH], first[_SHARE], total)
+
+
+def of_shared(step: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's step: of a batch with its share, or else its own. On JAX a state comes first."""
+
+    def either(*given: Any) -> Any:
+        *state, data = given
+        shared = unmarked(data)
+        return own(*given) if shared.share is None else step(*state, shared)
+
+    return either
 
 
 def marked_outputs(outputs: Any, share: Any) -> dict[str, Any]:

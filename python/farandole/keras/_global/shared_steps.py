@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import keras
 
 from farandole.keras._accumulated import besides
-from farandole.keras._global.marks import marked_outputs, total_of, unmarked
+from farandole.keras._global.marks import Shared, marked_outputs, of_shared
 from farandole.keras._global.metrics import Results, has_own_step, of_part
 from farandole.keras._global.normalization import Normalization, own_states
 from farandole.keras._global.steps import Steps
@@ -29,12 +30,6 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
     """TensorFlow, PyTorch: a step reads and writes the model's variables."""
     own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
 
-    @contextmanager
-    def changing(share: Any, batch: Any) -> Iterator[None]:
-        kept = _kept_without_samples(model, steps, normalization)
-        with steps.of(share, batch=batch), normalization.joined(), kept:
-            yield
-
     def weighing() -> AbstractContextManager[None]:
         if keras.backend.backend() != "torch":
             return nullcontext()
@@ -42,36 +37,27 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
             steps.own_gradients.prepare()
         return steps.hooked(model.trainable_variables)
 
-    def own_logs(logs: Any) -> Results | None:
-        return of_part(logs, model.get_metrics_result, steps)
-
-    def train_step(data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_train(data)
-        with changing(share, batch):
-            with weighing():
-                logs = own_train(batch)
-            told = own_logs(logs) if has_own_step(model, "train_step") else None
+    def changed(
+        name: str, own: Callable[..., Any], around: Callable[[], Any], shared: Shared
+    ) -> Any:
+        told: Results | None = None
+        kept = _kept_without_samples(model, steps, normalization)
+        with steps.of(shared), normalization.joined(), kept:
+            with around():
+                logs = own(shared.batch)
+            if has_own_step(model, name):
+                told = of_part(logs, model.get_metrics_result, steps)
         return logs if told is None else told()
 
-    def test_step(data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_test(data)
-        with changing(share, batch):
-            logs = own_test(batch)
-            told = own_logs(logs) if has_own_step(model, "test_step") else None
-        return logs if told is None else told()
+    def predict_step(shared: Shared) -> Any:
+        with steps.of(shared), normalization.joined():
+            return marked_outputs(own_predict(shared.batch), shared.share)
 
-    def predict_step(data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_predict(data)
-        with steps.of(share), normalization.joined():
-            return marked_outputs(own_predict(batch), share)
-
-    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+    return {
+        "train_step": of_shared(partial(changed, "train_step", own_train, weighing), own_train),
+        "test_step": of_shared(partial(changed, "test_step", own_test, nullcontext), own_test),
+        "predict_step": of_shared(predict_step, own_predict),
+    }
 
 
 @contextmanager
@@ -142,36 +128,32 @@ def _jax_steps(
         ours = of_part(logs, results, steps)
         return logs if ours is None else ours()
 
-    def train_step(state: Any, data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_train(state, data)
+    @contextmanager
+    def knowing(state: Any) -> Iterator[None]:
+        known = [*model.trainable_variables, *model.non_trainable_variables]
         own = steps.own_gradients
         asking = nullcontext() if own is None else own.of_values(state[0])
-        known = [*model.trainable_variables, *model.non_trainable_variables]
-        with steps.of(share, total_of(data), batch), normalization.joined():
-            with present(known, [*state[0], *state[1]]), asking:
-                logs, (trained, others, optimizer, metrics) = own_train(state, batch)
-            logs = told("train_step", logs, metrics, state[3])
-            others, metrics = kept_but_joint(others, state[1]), kept_metrics(metrics, state[3])
-            return logs, (trained, others, optimizer, metrics)
+        with present(known, [*state[0], *state[1]]), asking:
+            yield
 
-    def test_step(state: Any, data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_test(state, data)
-        with steps.of(share, total_of(data), batch), normalization.joined():
-            logs, (trained, others, metrics) = own_test(state, batch)
-            logs = told("test_step", logs, metrics, state[2])
-            others, metrics = kept_but_joint(others, state[1]), kept_metrics(metrics, state[2])
-            return logs, (trained, others, metrics)
+    def changed(
+        name: str, own: Callable[..., Any], around: Callable[[Any], Any], state: Any, shared: Shared
+    ) -> Any:
+        """`state`: weights, others, in training those of the optimizer, metrics."""
+        with steps.of(shared), normalization.joined():
+            with around(state):
+                logs, (trained, others, *optimizer, metrics) = own(state, shared.batch)
+            logs = told(name, logs, metrics, state[-1])
+            others, metrics = kept_but_joint(others, state[1]), kept_metrics(metrics, state[-1])
+            return logs, (trained, others, *optimizer, metrics)
 
-    def predict_step(state: Any, data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_predict(state, data)
-        with steps.of(share, total_of(data), batch), normalization.joined():
-            outputs, others = own_predict(state, batch)
-        return marked_outputs(outputs, share), others
+    def predict_step(state: Any, shared: Shared) -> Any:
+        with steps.of(shared), normalization.joined():
+            outputs, others = own_predict(state, shared.batch)
+        return marked_outputs(outputs, shared.share), others
 
-    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+    return {
+        "train_step": of_shared(partial(changed, "train_step", own_train, knowing), own_train),
+        "test_step": of_shared(partial(changed, "test_step", own_test, nullcontext), own_test),
+        "predict_step": of_shared(predict_step, own_predict),
+    }

@@ -36,6 +36,7 @@ from farandole import _world
 from farandole.data._logical import Block
 from farandole.keras._global.hooks import Hooks
 from farandole.keras._global.loss_kinds import Kind, kind_of
+from farandole.keras._global.marks import Shared
 from farandole.keras._global.saying import say
 
 LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sample
@@ -226,9 +227,10 @@ class Steps:
             self.tell_of_loss(None)
 
     @contextmanager
-    def of(self, share: Any, total: int | None = None, batch: Any = None) -> Iterator[None]:
-        self.share, self.total = share, total
-        shapes: list[Any] = [getattr(each, "shape", ()) for each in keras.tree.flatten(batch)]
+    def of(self, shared: Shared) -> Iterator[None]:
+        self.share, self.total = shared.share, shared.total
+        arrays = keras.tree.flatten(shared.batch)
+        shapes: list[Any] = [getattr(each, "shape", ()) for each in arrays]
         self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
         self.knows_loss = self.is_not_finite = False
         self._known, self._kinds, self._gradients = {}, set(), []
@@ -242,12 +244,12 @@ class Steps:
             self._known, self._gradients, self.given_back = {}, [], {}
 
     @contextmanager
-    def holding(self, share: Any, batch: Any) -> Iterator[list[Any]]:
+    def holding(self, shared: Shared) -> Iterator[list[Any]]:
         """Gradients that the optimizer gets meanwhile come here, and update nothing."""
         held: list[Any] = []
         self.held = held
         try:
-            with self.of(share, batch=batch):
+            with self.of(shared):
                 yield held
         finally:
             self.held = None
