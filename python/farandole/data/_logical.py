@@ -28,6 +28,12 @@ class Block(NamedTuple):
     mine: range
 
 
+def ranks_own(size: int | None = None, rank: int | None = None) -> Block:
+    """The part of a rank where ranks themselves are the parts; default: of this rank."""
+    me = _world.rank() if rank is None else rank
+    return Block(_world.size() if size is None else size, range(me, me + 1))
+
+
 def block_here(logical_ranks: Any, call: str, options: Mapping[str, Any]) -> Block:
     """This rank's.
 

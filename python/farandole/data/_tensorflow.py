@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.data._logical import Block
+from farandole.data._logical import Block, ranks_own
 from farandole.data._moving import (
     ORDERS,
     InTheWay,
@@ -31,6 +31,8 @@ from farandole.data._pipeline import (
 from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ELEMENTS, ReadBatches
 from farandole.data._share import share
+
+_Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given
 
 
 def split_dataset(
@@ -61,10 +63,7 @@ def split_dataset(
             policy is "index", which cannot be: names the transformation in the way.
     """
     check_policy(policy, "split_dataset(): policy", without=("leader",))
-    ranks = _world.size() if size is None else size
-    me = _world.rank() if rank is None else rank
-    block = Block(ranks, range(me, me + 1))
-    return _split(dataset, read, block, policy, seed, lambda parts: parts[0]).data
+    return _split(dataset, read, ranks_own(size, rank), policy, seed, itemgetter(0)).data
 
 
 class Split(NamedTuple):
@@ -78,19 +77,13 @@ def split_dataset_in(
 ) -> Split:
     """The same, of which it tells how. With the parts of a block: pairs of a tuple of batches, and
     their shares, of shape (parts, 2)."""
-    if block is not None:
-        return _split(dataset, read, block, policy, seed, tuple)
-    me = _world.rank()
-    here = Block(_world.size(), range(me, me + 1))
-    return _split(dataset, read, here, policy, seed, lambda parts: parts[0])
+    put: _Put = itemgetter(0) if block is None else tuple
+    return _split(dataset, read, block or ranks_own(), policy, seed, put)
 
 
 def is_to_be_split_anew(dataset: Any) -> bool:
     """Whether each pass must split it anew: Note [Orders that go on] in data/_pipeline.py."""
     return bool(drawn_below_a_repeat(read_pipeline(dataset)))
-
-
-_Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given
 
 
 def _split(

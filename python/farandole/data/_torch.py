@@ -10,14 +10,15 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.data._logical import Block
+from farandole.data._logical import Block, ranks_own
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._parts import part_of
 from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ReadBatches
 from farandole.data._share import Share, taken
+
+_Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given
 
 
 def split_loader(
@@ -47,9 +48,7 @@ def split_loader(
             "index", of an iterable dataset.
     """
     check_policy(policy, "split_loader(): policy", without=("leader",))
-    here = _world.rank() if rank is None else rank
-    where = Block(_world.size() if size is None else size, range(here, here + 1))
-    return _split(loader, read, seed, where, itemgetter(0), policy)
+    return _split(loader, read, seed, ranks_own(size, rank), itemgetter(0), policy)
 
 
 def split_loader_in(
@@ -57,9 +56,8 @@ def split_loader_in(
 ) -> Any:
     """The same with the parts of a block of logical ranks: pairs of a list of batches, and their
     shares, of shape (parts, 2)."""
-    if block is None:
-        return split_loader(loader, read, seed, policy=policy)
-    return _split(loader, read, seed, block, list, policy)
+    put: _Put = itemgetter(0) if block is None else list
+    return _split(loader, read, seed, block or ranks_own(), put, policy)
 
 
 def _split(
@@ -67,7 +65,7 @@ def _split(
     read: ReadBatches | None,
     seed: int,
     block: Block,
-    put: Callable[[list[Any]], Any],
+    put: _Put,
     policy: Policy,
 ) -> Any:
     batches = _going_on(loader.batch_sampler, batches_of(loader, seed), seed)
@@ -233,7 +231,7 @@ class _Collate:
 class _CollateParts:
     """The same of several parts, each by itself."""
 
-    def __init__(self, own: Callable[[list[Any]], Any], put: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, own: Callable[[list[Any]], Any], put: _Put) -> None:
         self._own, self._put = own, put
 
     def __call__(self, fetched: tuple[Any, list[Share]]) -> Any:
@@ -248,9 +246,7 @@ class _CollateParts:
 
 
 class _Slice:
-    def __init__(
-        self, own: Callable[[list[Any]], Any], block: Block, put: Callable[[list[Any]], Any]
-    ) -> None:
+    def __init__(self, own: Callable[[list[Any]], Any], block: Block, put: _Put) -> None:
         self._own, self._block, self._put = own, block, put
 
     def __call__(self, samples: list[Any]) -> Any:

@@ -9,9 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole import _world
 from farandole.data import Arrays, Part, ReadBatches, part_of
-from farandole.data._logical import Block
+from farandole.data._logical import Block, ranks_own
 from farandole.data._same import checksum, sampled
 from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
@@ -142,8 +141,7 @@ class _ArrayParts(PyDataset):
 
     def of(self, index: int, epoch: int) -> list[Part]:
         """This rank's parts of a batch."""
-        me = _world.rank()
-        parts, mine = self._block or Block(_world.size(), range(me, me + 1))
+        parts, mine = self._block or ranks_own()
         if self._slices is None:
             return [self._arrays.part(index, epoch, parts, g) for g in mine]
         batch = self._arrays.part(index, epoch, 1, 0).batch

@@ -64,9 +64,7 @@ def _arrays(batch: Any) -> Any:
 
 
 def _parts(batch: tuple[Any, ...], how: How) -> list[Part]:
-    if how.block is None:
-        return [weighted(part_of(batch), how)]
-    parts, mine = how.block
+    parts, mine = how.here
     return [weighted(part_of(batch, parts, g), how) for g in mine]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from farandole import _world
 from farandole.data import Part, ReadBatches, Share
 from farandole.data._tensorflow import split_dataset_in
 from farandole.data._torch import split_loader_in
@@ -35,7 +34,7 @@ def of_dataset(x: Any, how: How) -> Source:
         *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(specs)),
     ]
     batch = specs[0].shape[0]
-    parts = _world.size() if how.block is None else how.block.parts
+    parts = how.here.parts
     count = 2 if batch is None else -(-batch // parts)
 
     def symbols() -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 
-from farandole import _world
 from farandole.data import FromRank0, Part
 from farandole.data._tree import map_leaves
 from farandole.keras._bases import PyDataset
@@ -67,8 +66,7 @@ class _Dealt(PyDataset):
         return marked_parts(parts, self._how.block)
 
     def _new_pass(self) -> Iterator[list[Part]]:
-        block = self._how.block
-        return self._own.blocks(_world.size() if block is None else block.parts)
+        return self._own.blocks(self._how.here.parts)
 
     def _next(self) -> list[Part]:
         parts = next(self._pass, None)

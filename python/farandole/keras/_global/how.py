@@ -10,7 +10,7 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.data import ReadBatches
-from farandole.data._logical import Block
+from farandole.data._logical import Block, ranks_own
 from farandole.data._policy import Policy, refuse_index
 from farandole.data._tree import leaves
 
@@ -28,6 +28,11 @@ class How:
     passes: int = 0  # over training data, before this call
     block: Block | None = None  # of logical ranks, where a rank is several
     policy: Policy = "auto"
+
+    @property
+    def here(self) -> Block:
+        """This rank's parts of a batch."""
+        return self.block or ranks_own()
 
     def error(self, why: str) -> InvalidArgument:
         return InvalidArgument(f"{self.what}: {why}")

@@ -21,6 +21,7 @@ import numpy as np
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
+from farandole.data._logical import ranks_own
 from farandole.data._share import FEW
 from farandole.keras import _host
 from farandole.keras._global.saying import say_once
@@ -99,7 +100,7 @@ class Normalization:
     def warn_of_few_samples(self, batch: int | None) -> None:
         """Warns on rank 0. `batch`: samples of all ranks together, where that is known."""
         block = self._steps.block
-        parts = _world.size() if block is None else block.parts
+        parts = (block or ranks_own()).parts
         few = (batch or 0) / parts
         if parts == 1 or _world.rank() != 0 or not 0 < few < FEW:
             return

@@ -9,7 +9,7 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.data._logical import Block
+from farandole.data._logical import Block, ranks_own
 from farandole.data._share import places
 from farandole.data._tree import leaves
 from farandole.keras import _host
@@ -26,7 +26,6 @@ def in_order(outputs: Any, block: Block | None = None) -> Any:
         InvalidArgument: an output has not a row for each sample.
     """
     mine, shares = unmarked_outputs(outputs)
-    size = _world.size()
     parts = [mine] if block is None else list(mine)
     # The shares of each part, by batch. Rows of a sample that does not count are dropped.
     by_part = [shares[i :: len(parts)] for i in range(len(parts))]
@@ -34,7 +33,7 @@ def in_order(outputs: Any, block: Block | None = None) -> Any:
         np.concatenate([np.full(max(s.samples, 1), s.samples > 0) for s in each])
         for each in by_part
     ]
-    where = places([share.total for share in by_part[0]], size if block is None else block.parts)
+    where = places([share.total for share in by_part[0]], (block or ranks_own()).parts)
     order = np.concatenate([np.fromiter(r, int, len(r)) for part in where for r in part])
 
     def whole(*parts_of_leaf: Any) -> Any:
@@ -46,7 +45,7 @@ def in_order(outputs: Any, block: Block | None = None) -> Any:
                     f"of rank {_world.rank()}; outputs have a row for each"
                 )
         own = np.concatenate([each[counts] for each, counts in zip(rows, real, strict=True)])
-        gathered = _host.all_gather(own, "predictions") if size > 1 else own
+        gathered = _host.all_gather(own, "predictions") if _world.size() > 1 else own
         result = np.empty_like(gathered)
         result[order] = gathered
         return result
