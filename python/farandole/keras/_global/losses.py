@@ -30,9 +30,13 @@ from typing import Any
 import keras
 
 from farandole import _world
-from farandole._core import InvalidArgument
 from farandole.data import share
-from farandole.keras._global.samples_apart import keeps_samples_apart
+from farandole.keras._global.samples_apart import (
+    DIVISOR,
+    LOSS,
+    keeps_samples_apart,
+    needs_whole_batch,
+)
 from farandole.keras._global.steps import LEFT_OPEN, Steps
 from farandole.keras._global.sums import sum_over_ranks
 
@@ -84,13 +88,7 @@ class _SharedLoss:
 
     def _whole(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
         if self._steps.block is not None:
-            raise InvalidArgument(
-                f"logical_ranks={self._steps.block.parts}: loss "
-                f"{getattr(self._own, 'name', self._own)} is of the whole batch, which a logical "
-                "rank does not know when it computes its part\n"
-                "  advice: return a loss for each sample, made from that sample alone, or no "
-                "logical_ranks"
-            )
+            raise needs_whole_batch(LOSS, getattr(self._own, "name", self._own), self._steps.block)
         label = self._label.replace("divisor", "whole batch")
         return _of_all_ranks(self._own, y_true, y_pred, sample_weight, self._steps, label)
 
@@ -106,12 +104,8 @@ class _SharedLoss:
         if mask is None and sample_weight is None:
             return None
         if self._steps.block is not None:
-            raise InvalidArgument(
-                f"logical_ranks={self._steps.block.parts}: the loss is divided by "
-                f"{'the mask' if mask is not None else 'the sum of sample weights'} of the whole "
-                "batch, which a logical rank does not know when it computes its part\n"
-                "  advice: a loss with reduction='sum', or no logical_ranks"
-            )
+            divisor = "the mask" if mask is not None else "the sum of sample weights"
+            raise needs_whole_batch(DIVISOR, divisor, self._steps.block)
         if _world.size() == 1:
             return None
         mine = keras.ops.stop_gradient(_sum_of_weights(y_pred, mask, sample_weight))

@@ -18,12 +18,46 @@ from typing import Any
 import keras
 import numpy as np
 
+from farandole._core import InvalidArgument
+from farandole.data._logical import Block
+
 _FEW = 2  # samples in each half
 _OPEN = 3  # the length of a dimension that is not known
 _MIX = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
 _CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
 
 _Array = np.ndarray[Any, Any]
+
+DECLARED = "state_is_sum"  # an attribute of a metric of the user's own
+
+# What needs the whole batch, and what to do instead.
+LOSS = (
+    "loss {} is of the whole batch",
+    "return a loss for each sample, made from that sample alone",
+)
+DIVISOR = "the loss is divided by {} of the whole batch", "a loss with reduction='sum'"
+FUNCTION = (
+    "metric {} gives one number for all samples of a batch",
+    "return a value for each sample",
+)
+METRIC = (
+    "metric {} has an update_state() of its own for the whole batch",
+    f"{DECLARED} = True in its class, if its state is nothing but sums over samples",
+)
+
+
+def needs_whole_batch(kind: tuple[str, str], name: Any, block: Block | None) -> InvalidArgument:
+    """`block`: of logical ranks; None: what computes a part is a micro-batch of a Pipeline."""
+    what, advice = kind[0].format(name), kind[1]
+    if block is None:
+        return InvalidArgument(
+            f"{what}, which a micro-batch of a Pipeline does not know\n"
+            f"  advice: {advice}, or a Pipeline with micro_batches=1 and one replica"
+        )
+    return InvalidArgument(
+        f"logical_ranks={block.parts}: {what}, which a logical rank does not know when it computes "
+        f"its part\n  advice: {advice}, or no logical_ranks"
+    )
 
 
 def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:

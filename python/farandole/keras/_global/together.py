@@ -26,6 +26,7 @@ from farandole.keras._global.how import How, Source
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.metrics import of_own_logs, values_of
 from farandole.keras._global.normalization import average_statistics
+from farandole.keras._global.row_states import cut_row_states
 from farandole.keras._global.sources import source_of
 from farandole.keras._global.whole_metrics import tell_whole_batches
 from farandole.keras._global.wrapping import Wrapping, is_built
@@ -80,7 +81,7 @@ class Together(Wrapping):
         self._tell_whole_batches()
 
     def _cut_row_states(self) -> None:
-        self._row_states.cut()
+        cut_row_states(self._model, self._block)
 
     def _tell_whole_batches(self) -> list[Any]:
         """Metrics of the user's own that are new; see whole_metrics.py."""

@@ -27,23 +27,17 @@ from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import Kind
 from farandole.keras._global.losses import GATHER
 from farandole.keras._global.means import is_number, kind_told, part_of_batch, sharing
+from farandole.keras._global.samples_apart import DECLARED, FUNCTION, METRIC, needs_whole_batch
 from farandole.keras._global.saying import say_once
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
 
-DECLARED = "state_is_sum"  # an attribute of a metric of the user's own
 _WRAPPED = "_farandole_whole"
 _CHANGING = {"add_weight", "add_variable", "assign", "assign_add", "assign_sub", "Variable"}
 _SENT = (
     "metric {} has an update_state() of its own: in each step ranks send each other what it is "
     f"told, so that it sees the whole batch\n  advice: {DECLARED} = True in its class saves that, "
     "if its state is nothing but sums over samples"
-)
-_ALONE = (
-    "logical_ranks={}: metric {} has an update_state() of its own, which is to see the whole "
-    "batch; a logical rank does not know it when it computes its part\n"
-    f"  advice: {DECLARED} = True in its class, if its state is nothing but sums over samples, or "
-    "no logical_ranks"
 )
 
 
@@ -103,7 +97,7 @@ def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
     for i, metric in new:
         name = type(metric).__name__
         if steps.block is not None:
-            raise InvalidArgument(_ALONE.format(steps.block.parts, name))
+            raise needs_whole_batch(METRIC, name, steps.block)
         metric.update_state = _of_whole_batches(metric, steps, f"batch of metric {i} {name}")
         setattr(metric, _WRAPPED, True)
         say_once(_SENT.format(name))
@@ -215,11 +209,7 @@ def learn() -> None:
         if steps is None or alone or weighs or not gives_few_numbers(self, y_true, y_pred):
             return own(self, y_true, y_pred, sample_weight)
         if steps.block is not None:
-            raise InvalidArgument(
-                f"logical_ranks={steps.block.parts}: metric {self.name} gives one number for all "
-                "samples of a batch, which a logical rank does not know when it computes its part\n"
-                "  advice: return a value for each sample, or no logical_ranks"
-            )
+            raise needs_whole_batch(FUNCTION, self.name, steps.block)
         label = f"batch of metric function {self.name}"
         with _after_last_update(self):
             y_true, y_pred = _of_all_ranks((y_true, y_pred), self, steps, label)

@@ -27,7 +27,6 @@ from farandole.keras._global.losses import share_losses
 from farandole.keras._global.metrics import Shown, has_own_step, with_global_state
 from farandole.keras._global.normalization import Normalization
 from farandole.keras._global.own_gradients import OwnGradients
-from farandole.keras._global.row_states import RowStates
 from farandole.keras._global.shared_steps import shared_steps
 from farandole.keras._global.steps import Steps, weigh_loss
 from farandole.keras._wrapped import State, distributed_in, state_of
@@ -37,7 +36,7 @@ _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
         "_evaluate", "_op", "_normalization", "_policy", "_looks", "_others",
-        "_policies_compared", "_row_states", "_shown", "_of_own", "_own_results",
+        "_policies_compared", "_shown", "_of_own", "_own_results",
     )
 )  # fmt: skip
 
@@ -79,7 +78,6 @@ class Wrapping:
         self._of_own: dict[int, State] = {}  # by number: how it reduces gradients of its own step
         self._normalization = Normalization(model, self._steps, every=sync_batch_norm)
         self._normalization.check()
-        self._row_states = RowStates(model, block)
         self._shown = Shown()
         self._seed = seed
         self._same = same_batches

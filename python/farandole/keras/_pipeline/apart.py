@@ -8,12 +8,15 @@ from typing import Any
 
 import keras
 
-from farandole._core import InvalidArgument
 from farandole.data._tree import leaves
-from farandole.keras._global.samples_apart import keeps_samples_apart
-from farandole.keras._global.whole_metrics import DECLARED, all_of, gives_few_numbers, is_own
-
-_ADVICE = "or a Pipeline with micro_batches=1 and one replica"
+from farandole.keras._global.samples_apart import (
+    FUNCTION,
+    LOSS,
+    METRIC,
+    keeps_samples_apart,
+    needs_whole_batch,
+)
+from farandole.keras._global.whole_metrics import all_of, gives_few_numbers, is_own
 
 
 def refuse_own_metrics(metrics: Any) -> None:
@@ -22,12 +25,7 @@ def refuse_own_metrics(metrics: Any) -> None:
     for each in all_of(leaves(metrics)):
         metric = each if isinstance(each, type) else type(each)
         if issubclass(metric, keras.metrics.Metric) and is_own(metric):
-            raise InvalidArgument(
-                f"compile(): metric {metric.__name__} has an update_state() of its own, "
-                "which is to see the whole batch; a Pipeline tells it micro-batches\n"
-                f"  advice: {DECLARED} = True in its class, if its state is nothing but sums over "
-                f"samples, {_ADVICE}"
-            )
+            raise needs_whole_batch(METRIC, metric.__name__, None)
 
 
 def check_at_first_use(module: Any) -> None:
@@ -50,11 +48,7 @@ def _checked_loss(loss: Any) -> Callable[..., Any]:
     def call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         nonlocal is_checked
         if not is_checked and not keeps_samples_apart(loss, y_true, y_pred):
-            raise InvalidArgument(
-                f"loss {getattr(loss, 'name', loss)} is of the whole batch, which a micro-batch of "
-                "a Pipeline does not know\n"
-                f"  advice: return a loss for each sample, made from that sample alone, {_ADVICE}"
-            )
+            raise needs_whole_batch(LOSS, getattr(loss, "name", loss), None)
         is_checked = True
         return loss(y_true, y_pred, sample_weight)
 
@@ -68,11 +62,7 @@ def _checked_update(metric: Any) -> Callable[..., Any]:
     def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         vars(metric).pop("update_state", None)  # the program may use it elsewhere, too
         if gives_few_numbers(metric, y_true, y_pred):
-            raise InvalidArgument(
-                f"metric {metric.name} gives one number for all samples of a batch, which a "
-                "micro-batch of a Pipeline does not know\n"
-                f"  advice: return a value for each sample, {_ADVICE}"
-            )
+            raise needs_whole_batch(FUNCTION, metric.name, None)
         return own(y_true, y_pred, sample_weight)
 
     return update_state
