@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from farandole.keras._global.checks import check_fit
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.keras._global.checks import (
+    check_class_weight,
+    check_counts,
+    check_epochs_of_validation,
+    check_steps,
+)
 
 
 class Fit(NamedTuple):
@@ -28,13 +36,17 @@ class Fit(NamedTuple):
 
     def check(self) -> None:
         """Raises InvalidArgument for numbers that Keras stumbles over later."""
-        check_fit(
-            epochs=self.epochs, initial_epoch=self.initial_epoch,
-            validation_split=self.validation_split, validation_freq=self.validation_freq,
-            class_weight=self.class_weight, steps_per_epoch=self.steps_per_epoch,
-            validation_steps=self.validation_steps,
-            validation_batch_size=self.validation_batch_size,
-        )  # fmt: skip
+        check_counts("fit()", 0, epochs=self.epochs, initial_epoch=self.initial_epoch)
+        names = "steps_per_epoch", "validation_steps", "validation_batch_size"
+        check_steps("fit()", **{name: getattr(self, name) for name in names})
+        split = self.validation_split
+        is_fraction = isinstance(split, numbers.Real) and 0 <= float(split) < 1
+        if split is not None and not is_fraction:
+            raise InvalidArgument(
+                f"fit(): validation_split is {shown(split)}; it is a number from 0 to 1"
+            )
+        check_epochs_of_validation(self.validation_freq)
+        check_class_weight("fit()", self.class_weight)
 
 
 class TrainOnBatch(NamedTuple):

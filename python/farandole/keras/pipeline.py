@@ -18,7 +18,7 @@ from farandole.data._same import compares_after
 from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
 from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import class_weights
-from farandole.keras._global.checks import check_class_weight, check_steps
+from farandole.keras._global.checks import check_class_weight, check_steps, is_due
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.leading import WHOLE, Reading
 from farandole.keras._global.sources import source_of
@@ -26,7 +26,6 @@ from farandole.keras._pipeline import optimizer_state
 from farandole.keras._pipeline.cutting import Graph, bounds_of
 from farandole.keras._pipeline.fitting import (
     callbacks_of,
-    is_due,
     sources_of,
     warn_of_few_samples,
 )

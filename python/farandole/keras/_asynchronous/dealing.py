@@ -10,31 +10,22 @@ import numpy as np
 
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole.data import Arrays
+from farandole.keras._global.arrays import BATCH_SIZE
 
 Batch = tuple[Any, Any, Any]  # x, y, sample_weight
 
 
-class Arrays:
+class Whole:
     """Arrays of which every rank has all samples. A batch is the same on any worker."""
 
-    def __init__(self, data: Batch, batch_size: int, shuffle: bool, seed: int) -> None:
-        self._data = data
-        self._batch, self._shuffle, self._seed = batch_size, shuffle, seed
-        lengths = {len(each) for each in keras.tree.flatten(data) if each is not None}
-        if len(lengths) != 1:
-            raise InvalidArgument(f"fit: arrays of different lengths: {sorted(lengths)}")
-        self._samples = lengths.pop()
-        self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
-        self.steps: int | None = -(-self._samples // batch_size)
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.steps: int | None = len(arrays)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        if self._order[0] != epoch:
-            order = np.arange(self._samples)
-            if self._shuffle:
-                order = np.random.default_rng([self._seed, epoch]).permutation(self._samples)
-            self._order = (epoch, order)
-        chosen = self._order[1][step * self._batch : (step + 1) * self._batch]
-        return tuple(_each(self._data, lambda array: array[chosen]))
+        whole: Batch = self._arrays.part(step, epoch, 1, 0).batch
+        return whole
 
     def end_epoch(self) -> None:
         """Nothing to do."""
@@ -78,7 +69,7 @@ class Own:
         """Nothing to do."""
 
 
-Source = Arrays | Numbered | Own
+Source = Whole | Numbered | Own
 
 
 def source_of(
@@ -93,7 +84,8 @@ def source_of(
         if x is None:
             raise InvalidArgument("fit: x is missing")
         data = _each((x, y, sample_weight), _array)
-        return Arrays(data, 32 if batch_size is None else batch_size, shuffle, seed)
+        size = BATCH_SIZE if batch_size is None else batch_size
+        return Whole(Arrays(data, size, shuffle=bool(shuffle), seed=seed))
     elif hasattr(x, "__iter__"):
         found = Own(x)
     else:

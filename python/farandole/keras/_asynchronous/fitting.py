@@ -13,6 +13,8 @@ from farandole._core import InvalidArgument
 from farandole.keras._asynchronous.caught import Caught
 from farandole.keras._asynchronous.dealing import Batch, Source
 from farandole.keras._asynchronous.lookups import Lookups, assign_rows, rows_with_values
+from farandole.keras._global.checks import is_due
+from farandole.keras._global.sources import unpacked
 from farandole.parameter_server import Rows, Worker
 
 
@@ -74,21 +76,14 @@ class Validation:
         self._data, self._batch_size, self._steps, self._every = data, batch_size, steps, every
 
     def after(self, epoch: int, model: Any) -> dict[str, float]:
-        if self._data is None or not self._is_due(epoch):
+        if self._data is None or not is_due(epoch, self._every):
             return {}
-        x, y, weights = (self._data, None, None)
-        if isinstance(self._data, tuple | list):
-            x, y, weights = (*self._data, None, None)[:3]
+        x, y, weights = unpacked(self._data)
         logs = model.evaluate(
             x, y, sample_weight=weights, batch_size=self._batch_size, steps=self._steps, verbose=0,
             return_dict=True,
         )  # fmt: skip
         return {f"val_{name}": value for name, value in logs.items()}
-
-    def _is_due(self, epoch: int) -> bool:
-        if isinstance(self._every, int):
-            return (epoch + 1) % self._every == 0
-        return epoch + 1 in self._every
 
 
 def train(

@@ -13,13 +13,13 @@ from farandole._core import InvalidArgument
 def check_counts(what: str, least: int, **counts: Any) -> None:
     """Raises InvalidArgument for what is no whole number of at least that."""
     for name, value in counts.items():
-        if not _is_count(value, least):
+        if not is_count(value, least):
             raise InvalidArgument(
                 f"{what}: {name} is {shown(value)}; it is a whole number of at least {least}"
             )
 
 
-def _is_count(value: Any, least: int) -> bool:
+def is_count(value: Any, least: int) -> bool:
     return is_whole(value) and not isinstance(value, bool) and value >= least
 
 
@@ -28,32 +28,18 @@ def check_steps(what: str, **steps: Any) -> None:
     check_counts(what, 1, **{name: value for name, value in steps.items() if value is not None})
 
 
-def check_fit(
-    *,
-    epochs: Any,
-    initial_epoch: Any,
-    validation_split: Any,
-    validation_freq: Any,
-    class_weight: Any,
-    **steps: Any,
-) -> None:
-    """Arguments of fit(). Raises InvalidArgument."""
-    check_counts("fit()", 0, epochs=epochs, initial_epoch=initial_epoch)
-    check_steps("fit()", **steps)
-    fraction = isinstance(validation_split, numbers.Real) and 0 <= float(validation_split) < 1
-    if validation_split is not None and not fraction:
+def check_epochs_of_validation(every: Any) -> None:
+    listed = isinstance(every, Collection) and not isinstance(every, str)
+    if not is_count(every, 1) and not (listed and all(is_count(each, 0) for each in every)):
         raise InvalidArgument(
-            f"fit(): validation_split is {shown(validation_split)}; it is a number from 0 to 1"
+            f"fit(): validation_freq is {shown(every)}; it is a whole number of at least 1, or a "
+            "list of epochs"
         )
-    listed = isinstance(validation_freq, Collection) and not isinstance(validation_freq, str)
-    if not _is_count(validation_freq, 1) and not (
-        listed and all(_is_count(each, 0) for each in validation_freq)
-    ):
-        raise InvalidArgument(
-            f"fit(): validation_freq is {shown(validation_freq)}; it is a whole number of at least "
-            "1, or a list of epochs"
-        )
-    check_class_weight("fit()", class_weight)
+
+
+def is_due(epoch: int, every: Any) -> bool:
+    """Whether to validate after this epoch, from 0."""
+    return (epoch + 1) % every == 0 if isinstance(every, int) else epoch + 1 in every
 
 
 def check_class_weight(what: str, class_weight: Any) -> None:

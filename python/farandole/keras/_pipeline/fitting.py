@@ -89,10 +89,3 @@ def warn_of_few_samples(module: Any, samples: int | None) -> None:
             "batches, fewer micro-batches, or a layer like keras.layers.LayerNormalization",
             stacklevel=3,
         )
-
-
-def is_due(epoch: int, every: Any) -> bool:
-    """Whether to validate after this epoch, from 0."""
-    if isinstance(every, int):
-        return (epoch + 1) % every == 0
-    return epoch + 1 in every
