@@ -16,7 +16,7 @@ from farandole.data import DEFAULT_SEED
 from farandole.data._policy import Policy, check_policy
 from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
 from farandole.keras._global.agreement import Prepared
-from farandole.keras._global.arrays import class_weights
+from farandole.keras._global.arrays import weights_of
 from farandole.keras._global.callbacks import (
     AgreeInFit,
     listed,
@@ -236,13 +236,9 @@ class Model(Together):
         x, y, sample_weight, class_weight, return_dict = given
 
         def batch() -> Batch:
-            if class_weight is None:
-                return x, y, sample_weight
             how = How("train_on_batch()", self._seed)
-            if sample_weight is not None:
-                raise how.error("sample_weight and class_weight are both given")
             check_class_weight(how.what, class_weight)
-            return x, y, class_weights(y, class_weight, how)
+            return x, y, weights_of(y, sample_weight, class_weight, how)
 
         return self._on_batch("train_on_batch", batch, return_dict)
 

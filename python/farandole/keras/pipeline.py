@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from farandole import _world
-from farandole._arguments import is_whole, shown, takes
+from farandole._arguments import takes
 from farandole._core import Error, InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._objects import allgather_object
@@ -17,7 +17,7 @@ from farandole.data import DEFAULT_SEED
 from farandole.data._same import compares_after
 from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
 from farandole.keras._global.agreement import agreed
-from farandole.keras._global.arrays import class_weights
+from farandole.keras._global.arrays import weights_of
 from farandole.keras._global.checks import check_class_weight, check_steps, is_due
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.leading import WHOLE, Reading
@@ -33,7 +33,14 @@ from farandole.keras._pipeline.making import Made
 from farandole.keras._pipeline.results import weights_of_all
 from farandole.keras._pipeline.stepping import Stepping
 from farandole.keras._pipeline.work import count_of
-from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
+from farandole.pipeline._places import (
+    Place,
+    check_count,
+    check_root,
+    groups_of,
+    place_of,
+    prepared,
+)
 from farandole.pipeline._report import Reported
 from farandole.pipeline._schedules import schedule_of
 
@@ -295,15 +302,10 @@ class Pipeline(Reported):
         """As Keras' ``train_on_batch``, of a batch of all replicas together, which each rank
         passes."""
         x, y, sample_weight, class_weight, return_dict = given
-        if class_weight is not None:
-            check_class_weight("train_on_batch()", class_weight)
-            how = How("train_on_batch()", self._seed)
-            if sample_weight is not None:
-                raise how.error("sample_weight and class_weight are both given")
-            sample_weight = class_weights(y, class_weight, how)
-        return self._on_batch(
-            "train_on_batch()", self._steps.train, (x, y, sample_weight), return_dict
-        )
+        how = How("train_on_batch()", self._seed)
+        check_class_weight(how.what, class_weight)
+        weights = weights_of(y, sample_weight, class_weight, how)
+        return self._on_batch(how.what, self._steps.train, (x, y, weights), return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -333,7 +335,7 @@ class Pipeline(Reported):
         Args:
             root_rank: the rank that gets them, others get an empty list; None: all.
         """
-        _check_root(root_rank)
+        check_root(root_rank)
         return weights_of_all(
             self._module.weights, self._places, self._group, self._place, root_rank
         )
@@ -369,7 +371,7 @@ class Pipeline(Reported):
                 the model they belong to; on every rank.
             Mismatch: the ranks' optimizers differ; on every rank.
         """
-        _check_root(root_rank)
+        check_root(root_rank)
         return optimizer_state.gathered_state(
             self.optimizer, self._built(), self._group, self._place, root_rank
         )
@@ -401,13 +403,6 @@ class Pipeline(Reported):
         return (
             f"Pipeline({self._place}, layers {', '.join(names)}, "
             f"{self._micro_batches} micro-batches, {self._schedule})"
-        )
-
-
-def _check_root(root_rank: Any) -> None:
-    if root_rank is not None and not (is_whole(root_rank) and 0 <= root_rank < _world.size()):
-        raise InvalidArgument(
-            f"root_rank is {shown(root_rank)}; it is a rank, from 0 to {_world.size() - 1}"
         )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from farandole import _world
 from farandole._arguments import is_whole, shown
 from farandole._core import Group, InvalidArgument
@@ -103,6 +105,21 @@ def place_of(stages: Any) -> Place:
 def check_count(name: str, value: Any) -> None:
     if not is_whole(value) or isinstance(value, bool) or value < 1:
         raise InvalidArgument(f"{name} is {shown(value)}; it is a whole number of at least 1")
+
+
+def check_root(root: Any) -> None:
+    if root is not None and not (is_whole(root) and 0 <= root < _world.size()):
+        raise InvalidArgument(
+            f"root_rank is {shown(root)}; it is a rank, from 0 to {_world.size() - 1}, or None"
+        )
+
+
+def norms_of_stages(mine: float, group: Group, place: Place) -> np.ndarray[Any, Any]:
+    """Collective: what each stage of this replica has of a norm."""
+    theirs = np.empty(group.size)
+    group.run("all_gather", np.array([mine]), theirs, name="norms of the stages")
+    begin = place.rank_of(0, place.replica)
+    return theirs[begin : begin + place.stages]
 
 
 def prepared(prepare: Callable[[], _T], rows_of: Callable[[_T], Sequence[str]]) -> _T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +14,15 @@ from farandole._core import InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._reduction import Average, Reduction
 from farandole.data._order import DEFAULT_SEED
-from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
+from farandole.pipeline._places import (
+    Place,
+    check_count,
+    check_root,
+    groups_of,
+    norms_of_stages,
+    place_of,
+    prepared,
+)
 from farandole.pipeline._report import Reported, Times
 from farandole.pipeline._runner import Runner
 from farandole.pipeline._schedules import forwards, schedule_of
@@ -271,11 +278,8 @@ class Pipeline(Reported):
         norm_of = torch.linalg.vector_norm
         gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
         norms = [norm_of(each, norm_type).double() for each in gradients]
-        mine = np.array([float(norm_of(torch.stack(norms), norm_type)) if norms else 0.0])
-        theirs = np.empty(self._group.size)
-        self._group.run("all_gather", mine, theirs, name="norms of the stages")
-        begin = self._place.rank_of(0, self._place.replica)
-        of_stages = torch.from_numpy(theirs[begin : begin + self.stages])
+        mine = float(norm_of(torch.stack(norms), norm_type)) if norms else 0.0
+        of_stages = torch.from_numpy(norms_of_stages(mine, self._group, self._place))
         total: torch.Tensor = norm_of(of_stages, norm_type)
         factor = min(1.0, max_norm / (float(total) + 1e-6))  # PyTorch's own
         for each in gradients:
@@ -290,7 +294,7 @@ class Pipeline(Reported):
         Args:
             root_rank: the rank that gets it, others get an empty one; None: all.
         """
-        _check_root(root_rank)
+        check_root(root_rank)
         return _state.gathered(self._module.state_dict(), self._group, self._place, root_rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
@@ -320,7 +324,7 @@ class Pipeline(Reported):
             InvalidArgument: the optimizers of stages have other options, as one of one process
                 cannot; on every rank.
         """
-        _check_root(root_rank)
+        check_root(root_rank)
         return optimizer_state.gathered_state(optimizer, self._group, self._place, root_rank)
 
     def load_optimizer_state_dict(
@@ -353,10 +357,3 @@ def _check_functions(loss_fn: Any, reduction: Any, count: Any) -> None:
         )
     if count is not None and reduction == "sum":
         raise InvalidArgument("count with reduction='sum': a sum is divided by nothing")
-
-
-def _check_root(root: Any) -> None:
-    if root is not None and not (isinstance(root, int) and 0 <= root < _world.size()):
-        raise InvalidArgument(
-            f"root_rank is {shown(root)}; it is a rank, from 0 to {_world.size() - 1}, or None"
-        )

@@ -15,7 +15,7 @@ from farandole.keras._asynchronous import dealing
 from farandole.keras._asynchronous.fitting import Steps, Validation, train
 from farandole.keras._asynchronous.rule import KerasRule, check_optimizer
 from farandole.keras._calls import Fit
-from farandole.keras._global.callbacks import listed, on_this_rank
+from farandole.keras._global.callbacks import listed, listening
 from farandole.keras._global.sources import held_out
 from farandole.parameter_server import Report, Server, Snapshots, Worker, join
 
@@ -111,13 +111,9 @@ class ParameterServer:
             history = self._serve(self._node, model)
         else:
             assert self._node is not None
-            shown_by = given.verbose if self._node.index == 0 else 0
-            listening = keras.callbacks.CallbackList(
-                on_this_rank(called), add_history=True, add_progbar=shown_by != 0,
-                verbose=1 if shown_by == "auto" else shown_by, epochs=given.epochs, steps=None,
-                model=model,
-            )  # fmt: skip
-            self._train(self._node, model, source, listening, given, each, validation)
+            verbose = given.verbose if self._node.index == 0 else 0
+            callbacks = listening(called, model, epochs=given.epochs, steps=None, verbose=verbose)
+            self._train(self._node, model, source, callbacks, given, each, validation)
             history = model.history
         self._fits += 1
         return history

@@ -21,14 +21,11 @@ BATCH_SIZE = 32  # Keras' own default; of all ranks together
 
 
 def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
-    if sample_weight is not None and how.class_weight is not None:
-        raise how.error("sample_weight and class_weight are both given")
     if sample_weight is not None and _is_nested(y) and not _is_nested(sample_weight):
         one_for_all = sample_weight
         sample_weight = map_leaves(lambda _: one_for_all, y)
     x, y, sample_weight = (map_leaves(as_array, each) for each in (x, y, sample_weight))
-    if how.class_weight is not None:
-        sample_weight = class_weights(y, how.class_weight, how)
+    sample_weight = weights_of(y, sample_weight, how.class_weight, how)
     data = _packed(x, y, sample_weight)
     n = samples(data, f"{how.what}: the data")
     default = math.ceil(n / how.steps) if how.steps else BATCH_SIZE
@@ -94,6 +91,17 @@ def _as_keras_reads(leaf: Any) -> Any:
 
         return tf.constant(leaf)
     return leaf.astype(keras.config.floatx()) if leaf.dtype == np.float64 else leaf
+
+
+def weights_of(
+    y: Any, sample_weight: Any, class_weight: Mapping[int, float] | None, how: How
+) -> Any:
+    """The weights of samples: those given, or by their class."""
+    if class_weight is None:
+        return sample_weight
+    if sample_weight is not None:
+        raise how.error("sample_weight and class_weight are both given")
+    return class_weights(y, class_weight, how)
 
 
 def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[Any, Any]:

@@ -67,6 +67,21 @@ def on_this_rank(callbacks: list[Any]) -> list[Any]:
     return [each for each in callbacks if not _is(each, *_ONCE)]
 
 
+def listening(
+    callbacks: list[Any], model: Any, *, epochs: int, steps: int | None, verbose: Any
+) -> Any:
+    """A CallbackList of those that this rank has, and of what Keras' fit adds."""
+    return keras.callbacks.CallbackList(
+        on_this_rank(callbacks),
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=1 if verbose == "auto" else verbose,
+        epochs=epochs,
+        steps=steps,
+        model=model,
+    )
+
+
 def _is(callback: Any, *names: str) -> bool:
     """Whether it is, or derives from, one of these classes of Keras."""
     kinds = (getattr(keras.callbacks, name, None) for name in names)

@@ -12,7 +12,8 @@ of the model's metrics stay, as they are after a rank without samples has its me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -30,21 +31,28 @@ def with_global_state(model: Any, compute: Callable[[], Any]) -> Any:
     After it they have this rank's own again, to go on with: what `compute` gives is not to be a
     view of them."""
     share_whole_states(model)
-    variables = _unique(besides(model.metrics_variables, whole_states(model)))
+    variables = besides(model.metrics_variables, whole_states(model))
     if not variables or _world.size() == 1:
         return compute()
-    own = [keras.ops.convert_to_numpy(v) for v in variables]
-    flat = np.concatenate([value.astype(np.float64).ravel() for value in own])
-    whole = _host.all_reduce(flat, "sum", "metrics")
-    begin = 0
-    for variable, value in zip(variables, own, strict=True):
-        end = begin + value.size
-        variable.assign(whole[begin:end].reshape(value.shape).astype(value.dtype))
-        begin = end
-    try:
+    with summed(variables, lambda flat: _host.all_reduce(flat, "sum", "metrics")):
         return compute()
+
+
+@contextmanager
+def summed(
+    variables: Iterable[Any], sum_of: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+) -> Iterator[None]:
+    """Collective: a context in which variables have the sums of all ranks' values."""
+    ours = _unique(variables)
+    own = [keras.ops.convert_to_numpy(v) for v in ours]
+    whole = sum_of(np.concatenate([value.astype(np.float64).ravel() for value in own]))
+    ends = np.cumsum([value.size for value in own])[:-1]
+    for variable, value, part in zip(ours, own, np.split(whole, ends), strict=True):
+        variable.assign(part.reshape(value.shape).astype(value.dtype))
+    try:
+        yield
     finally:
-        for variable, value in zip(variables, own, strict=True):
+        for variable, value in zip(ours, own, strict=True):
             variable.assign(value)
 
 

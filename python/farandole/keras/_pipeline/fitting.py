@@ -10,7 +10,7 @@ import keras
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._share import FEW
-from farandole.keras._global.callbacks import listed
+from farandole.keras._global.callbacks import listed, listening
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
 
@@ -53,25 +53,8 @@ def callbacks_of(given: Any, module: Any, *, epochs: int, steps: int | None, ver
                 "LambdaCallback whose on_epoch_end, on every rank, calls get_weights() of the "
                 "Pipeline, and saves what rank 0 gets"
             )
-    if verbose == "auto":
-        verbose = 1
-    if _world.rank() != 0:
-        verbose = 0
-        once = (
-            keras.callbacks.CSVLogger,
-            keras.callbacks.TensorBoard,
-            keras.callbacks.ProgbarLogger,
-        )
-        asked = [each for each in asked if not isinstance(each, once)]
-    return keras.callbacks.CallbackList(
-        asked,
-        add_history=True,
-        add_progbar=verbose != 0,
-        verbose=verbose,
-        epochs=epochs,
-        steps=steps,
-        model=module,
-    )
+    mine = verbose if _world.rank() == 0 else 0
+    return listening(asked, module, epochs=epochs, steps=steps, verbose=mine)
 
 
 def warn_of_few_samples(module: Any, samples: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from farandole import _world
 from farandole._collectives import all_gather, broadcast
 from farandole._core import Group, InvalidArgument
 from farandole.common._objects import allgather_object, broadcast_object
+from farandole.keras._global.metrics import summed
 from farandole.keras._pipeline.replicas import Replicas
 from farandole.keras._pipeline.tensors import array_of
 from farandole.pipeline._places import Place
@@ -64,24 +66,15 @@ class Results:
         return [names] if isinstance(names, str) else list(names)
 
     def _of_last_stage(self) -> dict[str, float]:
-        module = self._module
-        variables = list({id(v): v for m in module.metrics for v in m.variables}.values())
-        own = [keras.ops.convert_to_numpy(v) for v in variables]
-        flat = np.concatenate([np.asarray(v, np.float64).ravel() for v in own] or [np.empty(0)])
-        if self._place.replicas > 1 and flat.size:
-            whole, begin = self._replicas.sum_of(flat, "state of metrics"), 0
-            for variable, value in zip(variables, own, strict=True):
-                end = begin + value.size
-                variable.assign(whole[begin:end].reshape(value.shape).astype(value.dtype))
-                begin = end
-        found = {
-            name: float(keras.ops.convert_to_numpy(value))
-            for name, value in module.get_metrics_result().items()
-        }
-        if self._place.replicas > 1:
-            for variable, value in zip(variables, own, strict=True):
-                variable.assign(value)
-        return found
+        module, variables = self._module, [v for m in self._module.metrics for v in m.variables]
+        whole: AbstractContextManager[None] = nullcontext()
+        if self._place.replicas > 1 and variables:
+            whole = summed(variables, lambda flat: self._replicas.sum_of(flat, "state of metrics"))
+        with whole:
+            return {
+                name: float(keras.ops.convert_to_numpy(value))
+                for name, value in module.get_metrics_result().items()
+            }
 
 
 def outputs_of_all(

@@ -19,7 +19,7 @@ from farandole.keras._pipeline.results import Results, outputs_of_all
 from farandole.keras._pipeline.tensors import Arrays
 from farandole.keras._pipeline.work import LossWork, Stage, StageWork, TrainWork, count_of
 from farandole.keras._wrapped import distributed_in
-from farandole.pipeline._places import Groups, Place
+from farandole.pipeline._places import Groups, Place, norms_of_stages
 from farandole.pipeline._report import Times
 from farandole.pipeline._runner import Runner
 from farandole.pipeline._schedules import forwards, schedule_of
@@ -141,11 +141,8 @@ class Stepping:
             return gradients
         ops = keras.ops
         squares = [ops.sum(ops.square(each)) for each in gradients if each is not None]
-        mine = np.array([float(ops.convert_to_numpy(sum(squares)))] if squares else [0.0])
-        theirs = np.empty(self._group.size)
-        self._group.run("all_gather", mine, theirs, name="norms of the stages")
-        begin = self._place.rank_of(0, self._place.replica)
-        norm = float(np.sqrt(theirs[begin : begin + self._place.stages].sum()))
+        mine = float(ops.convert_to_numpy(sum(squares))) if squares else 0.0
+        norm = float(np.sqrt(norms_of_stages(mine, self._group, self._place).sum()))
         if norm <= most:
             return gradients
         return [None if each is None else each * (most / norm) for each in gradients]
