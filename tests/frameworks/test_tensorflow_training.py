@@ -206,8 +206,8 @@ def bad_arguments_are_refused() -> None:
     not_wrapped("op=Average only", op=hvd.Sum, gradient_predivide_factor=2.0)
     not_wrapped("op=Average only", op=hvd.Adasum, gradient_predivide_factor=2.0)
     not_wrapped("compression=3", compression=3)
-    not_wrapped("groups='ab' is not a number or a list of lists", groups="ab")
-    not_wrapped("is not a number or a list of lists", groups=[tf.Variable(1.0)])
+    not_wrapped("groups is a str; pass a number, or a list of lists", groups="ab")
+    not_wrapped("groups[0] is a ResourceVariable, not a list", groups=[tf.Variable(1.0)])
     not_wrapped("gradient_predivide_factor is 0", gradient_predivide_factor=0.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"not a tf.GradientTape"):
         hvd.DistributedGradientTape(object())

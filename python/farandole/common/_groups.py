@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from farandole._arguments import type_of
@@ -27,6 +27,19 @@ def groups_of(groups: Any, num_groups: Any, of: str = "variables") -> Groups:
         if not isinstance(group, list | tuple):
             raise InvalidArgument(f"groups[{g}] is {type_of(group)}, not a list")
     return given
+
+
+def weights_of(layers: Any) -> list[Any]:
+    """Those that layers of Keras train, of `local_layers`. Raises InvalidArgument."""
+    given = [] if layers is None else list(layers) if isinstance(layers, Iterable) else [layers]
+    for layer in given:
+        if not hasattr(layer, "trainable_weights"):
+            raise InvalidArgument(f"local_layers has {type_of(layer)}, which is no layer")
+        if not getattr(layer, "built", True):
+            raise InvalidArgument(
+                f"local_layers has '{layer.name}', which has no variables yet; build the model"
+            )
+    return [weight for layer in given for weight in layer.trainable_weights]
 
 
 def _path_of(variable: Any) -> str:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Final
 
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole.common._compression import Plain
 from farandole.common._deprecated import warn_deprecated
-from farandole.common._process_set import ProcessSet
+from farandole.common._process_set import ProcessSet, global_process_set
 
 Average: Final = 0
 Sum: Final = 1
@@ -74,10 +75,10 @@ class Reduction:
     ops: ClassVar[tuple[int, ...]] = (Average, Sum)  # a framework's side may have more
 
     horovods_op: int
-    gradient_predivide_factor: float
-    compression: Any
-    sparse_as_dense: bool
-    process_set: ProcessSet
+    gradient_predivide_factor: float = 1.0
+    compression: Any = Plain
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
 
     def __post_init__(self) -> None:
         op, factor = self.horovods_op, self.gradient_predivide_factor

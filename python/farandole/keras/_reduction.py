@@ -17,9 +17,9 @@ class Reduction(_reduction.Reduction):
         InvalidArgument: an argument is wrong, or they do not go together.
     """
 
-    groups: Groups
-    passes_factor: float  # Keras divides what it accumulates by the passes, Horovod does not
-    scale_local_gradients: bool
+    groups: Groups = 0
+    passes_factor: float = 1.0  # Keras divides what it accumulates by the passes, Horovod does not
+    scale_local_gradients: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import keras
@@ -11,7 +10,7 @@ import keras
 from farandole import _world
 from farandole._arguments import checked, type_of
 from farandole._core import InvalidArgument
-from farandole.common._groups import groups_of
+from farandole.common._groups import groups_of, weights_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average, check_passes
 from farandole.keras._accumulated import inner_of
@@ -115,17 +114,8 @@ def state_of_step(op: int, **options: Any) -> State:
     Args:
         options: some of ``DistributedOptimizer``'s.
     """
-    reduction = Reduction(
-        op,
-        options.get("gradient_predivide_factor", 1.0),
-        options.get("compression", Compression.none),
-        options.get("sparse_as_dense", False),
-        global_process_set,
-        options.get("num_groups", 0),
-        passes_factor=1.0,
-        scale_local_gradients=False,
-    )
-    return _state(OF_STEP, reduction, backend().of_steps())
+    groups = options.pop("num_groups", 0)
+    return _state(OF_STEP, Reduction(op, groups=groups, **options), backend().of_steps())
 
 
 @checked
@@ -153,15 +143,14 @@ def PartialDistributedOptimizer(
 
     The other arguments, errors: as ``DistributedOptimizer``.
     """
-    layers = _layers(local_layers)
+    weights = weights_of(local_layers)
     wrapped = DistributedOptimizer(
         optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
         gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, 0,
         groups, process_set, scale_local_gradients,
     )  # fmt: skip
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            wrapped.register_local_var(variable)  # type: ignore[attr-defined]
+    for variable in weights:
+        wrapped.register_local_var(variable)  # type: ignore[attr-defined]
     return wrapped
 
 
@@ -198,15 +187,3 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             "accumulators; wrap it before the first step"
         )
     base.gradient_accumulation_steps = passes
-
-
-def _layers(given: Any) -> list[Any]:
-    layers = list(given) if isinstance(given, Iterable) else [] if given is None else [given]
-    for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise InvalidArgument(f"local_layers has {type_of(layer)}, which is no layer")
-        if not layer.built:
-            raise InvalidArgument(
-                f"local_layers has '{layer.name}', which has no variables yet; build the model"
-            )
-    return layers

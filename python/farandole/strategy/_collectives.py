@@ -16,7 +16,6 @@ from farandole.tensorflow._calls import Request, run, tensor_from
 from farandole.tensorflow._graph import refused
 from farandole.tensorflow._reduction import Reduction
 from farandole.tensorflow._weights import Compared
-from farandole.tensorflow.compression import Compression
 
 __all__ = ["MEAN", "SENT", "SUM", "from_replica_0", "gather", "op_of", "packed", "reduce_all"]
 
@@ -50,10 +49,8 @@ def reduce_all(reduce_op: Any, values: Sequence[Any], packs: Any = 0) -> list[An
         if len(values) == 1 and not isinstance(values[0], tf.IndexedSlices) and not _gradients:
             tensor = tensor_from(values[0], "the value to reduce")
             return run(Request("all_reduce", [tensor], op="mean" if mean else "sum"))
-        reduction = Reduction(
-            Average if mean else Sum, 1.0, Compression.none, False, global_process_set,
-            groups=packs or None, label="values of replicas",
-        )  # fmt: skip
+        op = Average if mean else Sum
+        reduction = Reduction(op, groups=packs or 0, label="values of replicas")
         called = [f"value {i}" for i in range(len(values))]
         if not _gradients:
             return reduction.reduce(values, values, called)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from farandole._core import InvalidArgument
 from farandole._numerics import mode
 from farandole.common import _reduction
+from farandole.common._groups import Groups
 from farandole.common._labels import without_numbers
 from farandole.common._numerics import FLAG
 from farandole.common._process_set import members_of, number_of
@@ -47,21 +47,13 @@ class Reduction(_reduction.Reduction):
 
     ops: ClassVar[tuple[int, ...]] = (Average, Sum, Adasum, Min, Max, Product)
 
-    num_groups: int = 0
-    groups: Any = None  # a number of groups, or lists of variables
+    groups: Groups = 0
     label: str = "gradients"
 
     def __post_init__(self) -> None:
         if self.horovods_op != Adasum:
             core_op(self.horovods_op)
         super().__post_init__()
-        if self.num_groups < 0 or (isinstance(self.groups, int) and self.groups < 0):
-            raise InvalidArgument("there are no negative numbers of groups")
-        lists = self.groups is None or isinstance(self.groups, (int, list, tuple))
-        if not lists or not all(isinstance(g, (list, tuple)) for g in _listed(self.groups)):
-            raise InvalidArgument(
-                f"groups={self.groups!r} is not a number or a list of lists of variables"
-            )
 
     @property
     def members(self) -> int:
@@ -244,13 +236,12 @@ class Reduction(_reduction.Reduction):
     def _grouped(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
         """Gradients grouped into operations, in the order in which they probably come: the last
         variable's is the first."""
-        groups = self.groups if self.groups is not None else self.num_groups
-        if isinstance(groups, int):
-            if groups == 0:
+        if isinstance(self.groups, int):
+            if self.groups == 0:
                 return [[i] for i in reversed(places)]
-            length = max(1, -(-len(places) // groups))
+            length = max(1, -(-len(places) // self.groups))
             return [places[at : at + length] for at in range(0, len(places), length)][::-1]
-        group_of = {id(v): g for g, group in enumerate(groups) for v in group}
+        group_of = {id(v): g for g, group in enumerate(self.groups) for v in group}
         together: dict[Any, list[int]] = {}
         for i in reversed(places):
             together.setdefault(group_of.get(id(variables[i]), -1 - i), []).append(i)
@@ -302,10 +293,6 @@ def _identity(gradient: Any) -> Any:
         return tf.identity(gradient)
     values = tf.identity(gradient.values)
     return tf.IndexedSlices(values, tf.identity(gradient.indices), gradient.dense_shape)
-
-
-def _listed(groups: Any) -> Sequence[Any]:
-    return groups if isinstance(groups, (list, tuple)) else ()
 
 
 class Local:

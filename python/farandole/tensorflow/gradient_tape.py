@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole._arguments import type_of
+from farandole.common._groups import groups_of, weights_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average
 from farandole.common._wrapped import one_child_of
@@ -112,13 +113,10 @@ def DistributedGradientTape(
         >>> hvd.DistributedGradientTape(tape).gradient(y, [x])[0].numpy().item()
         6.0
     """
+    groups = groups_of(groups, num_groups)
     reduction = Reduction(
-        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, groups
     )
-    return _distributed(gradtape, reduction, scale_local_gradients)
-
-
-def _distributed(gradtape: Any, reduction: Reduction, scale_local_gradients: bool) -> Any:
     if not isinstance(gradtape, tf.GradientTape):
         raise refused(f"gradtape is {type_of(gradtape)}, not a tf.GradientTape")
     if isinstance(gradtape, _Distributed):
@@ -126,7 +124,7 @@ def _distributed(gradtape: Any, reduction: Reduction, scale_local_gradients: boo
     gradtape.__class__ = one_child_of(type(gradtape), _Distributed)
     tape: Any = gradtape
     tape._reduction, tape._local = reduction, Local(scale_local_gradients)
-    return tape
+    return gradtape
 
 
 @as_written
@@ -149,15 +147,11 @@ def PartialDistributedGradientTape(
     Args:
         local_layers: Keras layers, built already.
     """
-    reduction = Reduction(
-        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
-    )
-    tape = _distributed(gradtape, reduction, scale_local_gradients)
-    for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
-        if not hasattr(layer, "trainable_weights"):
-            raise refused(f"local_layers has {type_of(layer)}, which is not a layer")
-        if not getattr(layer, "built", True):
-            raise refused(f"the local layer '{layer.name}' has no variables yet; build it first")
-        for weight in layer.trainable_weights:
-            tape.register_local_source(weight)
-    return tape
+    weights = weights_of(local_layers)
+    tape: Any = DistributedGradientTape(
+        gradtape, "", "", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    for weight in weights:
+        tape.register_local_source(weight)
+    return gradtape

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole._arguments import type_of
+from farandole.common._groups import groups_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Adasum, Average
 from farandole.common._wrapped import one_child_of
@@ -81,8 +82,9 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
+    groups = groups_of(groups, num_groups)
     reduction = Reduction(
-        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, groups
     )
     _distribute(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
     optimizer._local = Local(scale_local_gradients)

@@ -164,7 +164,7 @@ class Pipeline(Reported):
         replicas = None
         if groups.replicas is not None:
             share_first_replica(self._module, groups.replicas)
-            reduction_of = Reduction(Average, 1.0, compression, False, groups.replicas)
+            reduction_of = Reduction(Average, compression=compression, process_set=groups.replicas)
             replicas = ReplicaGradients(self._module, reduction_of)
         finite = OwnGradients([*self._module.named_parameters()][::-1])
         self._stage = Stage(
