@@ -20,7 +20,7 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.common._process_set import global_process_set
-from farandole.keras import _jax_steps, _later_worlds, _xla
+from farandole.keras import _trainers
 from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, child_of, distributed_in, state_of
@@ -31,9 +31,7 @@ _copies: Counter[str] = Counter()  # by name: how many copies have reduced
 def make_distributed(optimizer: Any, state: State) -> None:
     """Makes the optimizer distributed in place, by a child of its class."""
     _learn()
-    _xla.learn()
-    _jax_steps.learn()
-    _later_worlds.learn()
+    _trainers.learn()
     vars(optimizer)["_farandole"] = state
     own: Any = type(optimizer)
     optimizer.__class__ = child_of(own)

@@ -24,7 +24,7 @@ from farandole.keras._bases import Callback, ModelCheckpoint
 from farandole.keras._constants import compute_again
 from farandole.keras._exchange import rows_of
 from farandole.keras._learning_rate import set_learning_rate
-from farandole.keras._xla import say_without
+from farandole.keras._trainers import say_without_xla
 from farandole.keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
@@ -53,7 +53,7 @@ class _Callback(Callback):
         super().set_model(model)
         if keras.backend.backend() == "tensorflow" and model.jit_compile:
             model.jit_compile = False
-            say_without()
+            say_without_xla()
 
 
 class BroadcastGlobalVariablesCallback(_Callback):

@@ -14,7 +14,7 @@ from farandole._core import InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
 from farandole.data import DEFAULT_SEED
 from farandole.data._policy import Policy, check_policy
-from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
+from farandole.keras._calls import Evaluate, Fit, TrainOnBatch, check_class_weight, check_steps
 from farandole.keras._global.agreement import Prepared
 from farandole.keras._global.arrays import weights_of
 from farandole.keras._global.callbacks import (
@@ -26,7 +26,6 @@ from farandole.keras._global.callbacks import (
     rows_of,
     writing_once,
 )
-from farandole.keras._global.checks import check_class_weight, check_steps
 from farandole.keras._global.how import How
 from farandole.keras._global.leading import rank_0_validates
 from farandole.keras._global.logical import block_here

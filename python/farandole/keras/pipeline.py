@@ -15,10 +15,16 @@ from farandole._one_world import refuse_in_elastic_jobs
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.data._same import compares_after
-from farandole.keras._calls import Evaluate, Fit, TrainOnBatch
+from farandole.keras._calls import (
+    Evaluate,
+    Fit,
+    TrainOnBatch,
+    check_class_weight,
+    check_steps,
+    is_due,
+)
 from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import weights_of
-from farandole.keras._global.checks import check_class_weight, check_steps, is_due
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.leading import WHOLE, Reading
 from farandole.keras._global.sources import source_of

@@ -13,7 +13,7 @@ from farandole._core import InvalidArgument
 from farandole.keras._asynchronous.caught import Caught
 from farandole.keras._asynchronous.dealing import Batch, Source
 from farandole.keras._asynchronous.lookups import Lookups, assign_rows, rows_with_values
-from farandole.keras._global.checks import is_due
+from farandole.keras._calls import is_due
 from farandole.keras._global.sources import unpacked
 from farandole.parameter_server import Rows, Worker
 

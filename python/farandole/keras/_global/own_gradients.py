@@ -28,9 +28,8 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.keras._exchange import Exchange
-from farandole.keras._global.hooks import is_made_of
 from farandole.keras._global.loss_kinds import Kind
-from farandole.keras._global.passes import Passes
+from farandole.keras._global.passes import Passes, is_made_of
 from farandole.keras._global.steps import Steps, running
 from farandole.keras._wrapped import distributed_in, state_of
 

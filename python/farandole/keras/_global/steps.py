@@ -34,9 +34,9 @@ import keras
 
 from farandole import _world
 from farandole.data._logical import Block
-from farandole.keras._global.hooks import Hooks
 from farandole.keras._global.loss_kinds import Kind, kind_of
 from farandole.keras._global.marks import Shared
+from farandole.keras._global.passes import Hooks
 from farandole.keras._global.saying import say
 
 LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sample
