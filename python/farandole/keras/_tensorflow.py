@@ -16,7 +16,7 @@ from farandole.keras._reduction import Reduction
 from farandole.tensorflow._calls import members_when_run
 from farandole.tensorflow._graph import goes_on
 from farandole.tensorflow._reduction import Reduction as OpReduction
-from farandole.tensorflow._reduction import after
+from farandole.tensorflow._reduction import after, divided
 from farandole.tensorflow._weights import Compared
 
 
@@ -60,10 +60,7 @@ class GraphExchange(PlannedExchange):
         scaled = times(gradient, self.reduction.passes_factor)
         if scaled is None or not self.reduction.scale_local_gradients:
             return scaled
-        size = tf.cast(members_when_run(0), scaled.dtype)
-        if isinstance(scaled, tf.IndexedSlices):
-            return tf.IndexedSlices(scaled.values / size, scaled.indices, scaled.dense_shape)
-        return scaled / size
+        return divided(scaled, members_when_run(0))
 
     def kind_of(self, gradient: Any) -> str:
         if isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense:

@@ -335,11 +335,16 @@ class Local:
     def _scaled(self, gradient: Any, reduction: Reduction) -> Any:
         if gradient is None or not self._scale:
             return gradient
-        factor = tf.cast(members_when_run(reduction._set), gradient.dtype)
-        if _is_sparse(gradient):
-            values = gradient.values / factor
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / factor
+        return divided(gradient, members_when_run(reduction._set))
+
+
+def divided(gradient: Any, by: Any) -> Any:
+    """A gradient, which may be slices, divided by a number."""
+    factor = tf.cast(by, gradient.dtype)
+    if _is_sparse(gradient):
+        values = gradient.values / factor
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / factor
 
 
 def _is_sparse(gradient: Any) -> bool:
