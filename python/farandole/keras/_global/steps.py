@@ -128,14 +128,10 @@ class Steps:
             return ours
         kind = self._kind_of_losses()
         self.tell_of_loss(kind)
-        given = set(map(id, self._gradients))
-        theirs = {id(g) for g, is_done in zip(ours, known, strict=False) if not is_done}
-        if given and not given.issuperset(theirs - {id(None)}):
+        rows = list(zip(ours, known, strict=False))
+        if self.are_changed([g for g, is_done in rows if not is_done], ()):
             self._say_once(_OF_CHANGES)
-        return [
-            g if is_done else self.one_weighed(g, kind)
-            for g, is_done in zip(ours, known, strict=False)
-        ]
+        return [g if is_done else self.one_weighed(g, kind) for g, is_done in rows]
 
     def are_changed(self, gradients: Iterable[Any], variables: Iterable[Any]) -> bool:
         """Whether a step of the user's own has made others of the gradients that the framework
