@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from farandole._core import InvalidArgument
+from farandole.common._reduction import share as rows_of
 from farandole.data._logical import Block, ranks_own
 from farandole.data._moving import (
     ORDERS,
@@ -30,7 +31,6 @@ from farandole.data._pipeline import (
 )
 from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ELEMENTS, ReadBatches
-from farandole.data._share import share
 
 _Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given
 
@@ -190,8 +190,7 @@ def _own_samples(
 
 
 def _room(size: int, parts: int, part: int) -> int:
-    mine = share(size, parts, part)
-    return max(int(mine.stop - mine.start), 1)
+    return max(rows_of(size, parts, part), 1)
 
 
 def _samples(batch: Any) -> Any:

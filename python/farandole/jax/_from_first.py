@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from farandole import _collectives, _world
-from farandole.common._objects import agree_prepared, broadcast_object, compare
+from farandole.common._objects import agree_prepared, attempt, broadcast_object, compare
 from farandole.jax._kept import Kept, is_key, leaves_of, like, require_plain
 
 _ALIKE = "give every rank's state the same names, and trees of the same arrays"
@@ -52,12 +52,8 @@ def from_first(mine: _Trees, kept: Callable[[], _Trees]) -> _Trees:
         InvalidArgument: some rank has what cannot be kept, or sent; on every rank.
         Mismatch: names or trees differ; on every rank.
     """
-    error, rows, copies = None, _Table(), _Trees()
-    try:
-        rows = {name: _rows(name, tree) for name, tree in mine.items()}
-        copies = kept()
-    except Exception as caught:  # sent to the other ranks, which wait
-        error = caught
+    made, error = attempt(lambda: ({n: _rows(n, tree) for n, tree in mine.items()}, kept()))
+    rows, copies = made or (_Table(), _Trees())
     what, names = "sync() of a JaxState", sorted(mine)
     tables = agree_prepared(what, "the names of a JaxState", names, error, _ALIKE, rows)
     return _received(copies, _with_arrays(names, tables), tables[0])

@@ -4,9 +4,7 @@ a cluster resolver, which says the same."""
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +13,7 @@ from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
 from farandole._one_world import refuse_in_elastic_jobs
+from farandole.common.util import env
 from farandole.tensorflow import init
 
 
@@ -48,7 +47,7 @@ def join(resolver: Any = None, timeout: float | None = None) -> None:
     cluster = {} if resolver is None else resolver.cluster_spec().as_dict()
     if cluster:
         told["TF_CONFIG"] = _config(cluster, resolver.task_type, resolver.task_id)
-    with _environment(told):
+    with env(**told):
         init()
 
 
@@ -95,7 +94,7 @@ def join_with_servers(resolver: Any, servers: Any) -> int:
     ranks = [address for each in _ROLES for address in tasks[each]]
     rank = number + sum(len(tasks[each]) for each in _ROLES[: _ROLES.index(role)])
     if not _world.is_initialized():
-        with _environment({"TF_CONFIG": _config({"worker": ranks}, "worker", rank)}):
+        with env(TF_CONFIG=_config({"worker": ranks}, "worker", rank)):
             init()
     if (_world.rank(), _world.size()) != (rank, len(ranks)):
         raise InvalidArgument(
@@ -104,17 +103,3 @@ def join_with_servers(resolver: Any, servers: Any) -> int:
             "  advice: say it once: by TF_CONFIG or a cluster resolver, or by a launcher"
         )
     return len(tasks["ps"])
-
-
-@contextmanager
-def _environment(told: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

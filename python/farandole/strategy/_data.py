@@ -13,7 +13,8 @@ from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._objects import agree
-from farandole.data import ReadBatches, share, split_dataset
+from farandole.common._reduction import share as rows_of
+from farandole.data import ReadBatches, split_dataset
 from farandole.data._same import compares_after
 
 _SEED = (
@@ -112,10 +113,7 @@ def part_of_each_batch(dataset: Any, read: Read) -> Any:
 
 
 def _part_of(batch: int | None) -> int | None:
-    if batch is None:
-        return None
-    mine = share(batch, _world.size(), _world.rank())
-    return int(mine.stop - mine.start)
+    return None if batch is None else rows_of(batch, _world.size(), _world.rank())
 
 
 def made_by(function: Callable[[Any], Any], context: Any) -> Any:
