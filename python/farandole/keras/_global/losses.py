@@ -14,7 +14,8 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
 The third column's sums over ranks are one collective of one number, per output and step, within it.
 
 With several outputs Keras also keeps a mean of each one's loss over the batches, weighted by their
-samples, or by 1 in a program that does not know how many there are (TensorFlow): see means.py.
+samples, or by 1 in a program that does not know how many there are (TensorFlow): see
+whole_metrics.py.
 
 A function that gives one number for all samples (a Dice loss, a sum by a constant, a mean) does not
 say how it depends on them, and one that compares samples needs those of other ranks, so losses of

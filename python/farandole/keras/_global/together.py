@@ -19,7 +19,6 @@ from farandole.keras._accumulated import accumulated_of, average_accumulated, be
 from farandole.keras._constants import compute_again
 from farandole.keras._exchange import Alike
 from farandole.keras._global import (
-    means,
     own_gradients,
     own_steps,
     whole_metrics,
@@ -95,7 +94,6 @@ class Together:
         self._steps.weighs_gradients = has_own_step(model, "train_step")
         self._steps.adopt = self._adopt_optimizer
         self._others: list[Any] = []  # optimizers of the model's own step
-        means.learn()
         whole_metrics.learn()
         own_steps.learn()
         own_gradients.learn()

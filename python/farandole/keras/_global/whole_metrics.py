@@ -1,8 +1,8 @@
-"""Metrics that are computed from the whole batch.
+"""What metrics are told in a step of a shared model, and which see the whole batch.
 
     update_state() is                             it gets              the state over ranks is
     Keras', of values for each sample             this rank's samples  the sum
-    Keras', of a function that gives one number   that of all samples  the sum, by samples: means.py
+    Keras', of a function that gives one number   that of all samples  the sum, by samples
     the user's own                                all ranks' samples   equal: any rank's
     the same, with `state_is_sum = True`          this rank's samples  the sum
 
@@ -10,6 +10,11 @@ A state of the user's own may be anything: the largest value, the last, a ratio.
 told what one process would tell it, and so is a function that gives one number for all samples (a
 Dice coefficient). Ranks send each other targets and outputs for that, as with losses of one number.
 A rank without samples takes part, and keeps what the metric then knows.
+
+Of numbers of a batch that Keras' Mean and Sum are told each rank tells that of its part. A mean
+over samples weighs by the part's samples, a sum over samples is added up: which of the two a number
+is follows from TensorFlow's graph (loss_kinds.py). Elsewhere it is taken for a mean, and a whole
+number that Sum is told for a count. Values for each sample, and what has a weight, are as they are.
 """
 
 from __future__ import annotations
@@ -24,12 +29,11 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.keras._global.loss_kinds import Kind
+from farandole.keras._global.loss_kinds import Kind, kind_of
 from farandole.keras._global.losses import GATHER
-from farandole.keras._global.means import is_number, kind_told, part_of_batch, sharing
 from farandole.keras._global.samples_apart import DECLARED, FUNCTION, METRIC, needs_whole_batch
 from farandole.keras._global.saying import say_once
-from farandole.keras._global.steps import Steps
+from farandole.keras._global.steps import Steps, running
 from farandole.keras._global.sums import sum_over_ranks
 
 _WRAPPED = "_farandole_whole"
@@ -147,7 +151,7 @@ def _of_all_ranks(tree: Any, metric: Any, steps: Steps, label: str) -> Any:
 
     flat = keras.tree.flatten(tree)
     masks = {i: mask for i, each in enumerate(flat) if (mask := get_keras_mask(each)) is not None}
-    rows = [i for i, each in enumerate(flat) if not is_number(each) and hasattr(each, "shape")]
+    rows = [i for i, each in enumerate(flat) if not _is_number(each) and hasattr(each, "shape")]
     for i in rows:
         if not steps.covers(flat[i]):
             raise InvalidArgument(
@@ -158,7 +162,7 @@ def _of_all_ranks(tree: Any, metric: Any, steps: Steps, label: str) -> Any:
             )
     sent = [_sendable(each, metric) for each in (*(flat[i] for i in rows), *masks.values())]
     whole = GATHER[keras.backend.backend()]([], sent, steps, label)[1] if sent else []
-    numbers = [i for i, each in enumerate(flat) if is_number(each)]
+    numbers = [i for i, each in enumerate(flat) if _is_number(each)]
     for i in numbers:
         flat[i] = _number_of_all(flat[i], metric, steps, f"{label}, number {i}")
     for i, each in zip(rows, whole, strict=False):
@@ -180,8 +184,8 @@ def _sendable(value: Any, metric: Any) -> Any:
 
 
 def _number_of_all(value: Any, metric: Any, steps: Steps, label: str) -> Any:
-    weight = part_of_batch(steps)
-    factor = 1.0 if kind_told(value, metric) is Kind.SUM else weight
+    weight = _part_of_batch(steps)
+    factor = 1.0 if _kind_told(value, metric) is Kind.SUM else weight
     mine = keras.ops.cast(value, "float32") * factor
     mine = keras.ops.where(weight > 0, mine, keras.ops.zeros_like(mine))
     whole = sum_over_ranks(keras.ops.stop_gradient(mine), label)
@@ -194,7 +198,8 @@ def _number_of_all(value: Any, metric: Any, steps: Steps, label: str) -> Any:
 @cache
 def learn() -> None:
     """From now on, in a step of a shared model, functions that give one number for all samples are
-    given all of them."""
+    given all of them, and numbers count by samples."""
+    _learn_numbers()
     from keras.src.backend import get_keras_mask
 
     wrapper, mean = keras.metrics.MeanMetricWrapper, keras.metrics.Mean
@@ -202,7 +207,7 @@ def learn() -> None:
 
     @wraps(own)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        steps = sharing()
+        steps = _sharing()
         weighs = sample_weight is not None or get_keras_mask(y_pred) is not None
         alone = steps is None or (_world.size() == 1 and steps.block is None)
         # Keras refuses to weigh few numbers.
@@ -217,7 +222,7 @@ def learn() -> None:
             values = keras.ops.convert_to_tensor(self._fn(y_true, y_pred, **self._fn_kwargs))
         # Each rank adds its fraction of what one process adds.
         ones = keras.ops.cast(keras.ops.ones_like(values), self.dtype)
-        return mean.update_state(self, values, sample_weight=ones * part_of_batch(steps))
+        return mean.update_state(self, values, sample_weight=ones * _part_of_batch(steps))
 
     wrapper.update_state = update_state
 
@@ -252,3 +257,68 @@ def _shape_of_values(metric: Any, y_true: Any, y_pred: Any) -> Any:
         return compute_output_spec(values, *symbols).shape
     except Exception:  # a function that needs values
         return () if len(values(y_true, y_pred).shape) == 0 else (None,)
+
+
+# ---- numbers ----
+
+
+def _sharing() -> Steps | None:
+    """Returns the steps of the step that runs, if its batch has a share."""
+    steps = running()
+    return steps if steps is not None and steps.share is not None else None
+
+
+def _part_of_batch(steps: Steps) -> Any:
+    """Returns the fraction of the batch's samples that this rank has."""
+    return steps.share[0, 0] / steps.share[0, 1]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float | int):
+        return not isinstance(value, bool)
+    return len(getattr(value, "shape", (0,))) == 0
+
+
+def _kind_told(value: Any, metric: Any) -> Kind:
+    """Tells whether a number of a part is a mean or a sum over its samples, and says so if that is
+    not known."""
+    kind = kind_of(value)
+    if kind is not None or isinstance(value, keras.Variable):  # a variable is alike on all ranks
+        return kind or Kind.MEAN
+    taken = Kind.SUM if _is_whole(value) else Kind.MEAN
+    say_once(
+        f"metric {type(metric).__name__} is told one number of a batch, and whether that is a mean "
+        f"or a sum over samples is not known: it is taken for {taken.value}\n"
+        "  advice: tell the metric a value for each sample"
+    )
+    return taken
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, float | int):
+        return isinstance(value, int)
+    return not keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+
+
+def _learn_numbers() -> None:
+    own_mean, own_sum = keras.metrics.Mean.update_state, keras.metrics.Sum.update_state
+
+    @wraps(own_mean)
+    def update_mean(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        steps = _sharing()
+        if steps is not None and sample_weight is None and _is_number(values):
+            sample_weight = _part_of_batch(steps)
+            if kind_of(values) is Kind.SUM:  # it is to be divided by the one batch alone
+                fraction = keras.ops.where(sample_weight > 0, sample_weight, 1.0)
+                values = values / keras.ops.cast(fraction, values.dtype)
+        return own_mean(self, values, sample_weight=sample_weight)
+
+    @wraps(own_sum)
+    def update_sum(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        steps = _sharing()
+        plain = steps is not None and sample_weight is None and _is_number(values)
+        if steps is not None and plain and _kind_told(values, self) is Kind.MEAN:
+            sample_weight = _part_of_batch(steps)
+        return own_sum(self, values, sample_weight=sample_weight)
+
+    keras.metrics.Mean.update_state, keras.metrics.Sum.update_state = update_mean, update_sum
