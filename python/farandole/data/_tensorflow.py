@@ -155,7 +155,7 @@ def _own_samples(
     """
     import tensorflow as tf
 
-    rooms = [_room(moving.size, block.parts, part) for part in block.mine]
+    rooms = [max(rows_of(moving.size, block.parts, part), 1) for part in block.mine]
 
     def take(*arguments: Any) -> Any:
         batch = element_of(arguments, dataset.element_spec)
@@ -187,10 +187,6 @@ def _own_samples(
         function = step.function
         samples = samples.map(lambda sample, n, f=function: (f(sample), n), **options)
     return samples.batch(sum(rooms), drop_remainder=True).map(divide).prefetch(_AHEAD)
-
-
-def _room(size: int, parts: int, part: int) -> int:
-    return max(rows_of(size, parts, part), 1)
 
 
 def _samples(batch: Any) -> Any:

@@ -66,7 +66,7 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
     Args:
         y_true, y_pred: what it is called with; of these shapes and dtypes are looked at.
     """
-    if _is_by_itself(loss):
+    if type(loss).__call__ is not keras.losses.Loss.__call__:  # it says what that of a batch is
         return False
     reached = list(_reached(loss))
     if any(isinstance(each, keras.Variable) or hasattr(each, "assign") for each in reached):
@@ -88,11 +88,6 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return all(_is_apart(attempt, loss.call, (each, outputs)) for each in (targets, alike))
     except Exception:  # made-up values may be none that the function takes
         return False
-
-
-def _is_by_itself(loss: Any) -> bool:
-    """Whether its class says by itself what the loss of a batch is."""
-    return type(loss).__call__ is not keras.losses.Loss.__call__
 
 
 def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:

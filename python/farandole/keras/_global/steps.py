@@ -126,7 +126,7 @@ class Steps:
             if not is_early and self.are_changed(ours, variables):
                 self._say_once(_OF_CHANGES)
             return ours
-        kind = self._kind_of_losses()
+        kind = _one_of(self._kinds)  # nobody knows which gradient is of which loss
         self.tell_of_loss(kind)
         rows = list(zip(ours, known, strict=False))
         if self.are_changed([g for g, is_done in rows if not is_done], ()):
@@ -165,8 +165,7 @@ class Steps:
 
     def kind_of(self, losses: list[Any]) -> Kind | None:
         """Of their sum, which is differentiated."""
-        kinds = set(map(self._kind_of, losses))
-        return next(iter(kinds)) if len(kinds) == 1 else None
+        return _one_of(set(map(self._kind_of, losses)))
 
     def known_losses(self) -> list[Any]:
         """Those of the step whose kind is known."""
@@ -190,10 +189,6 @@ class Steps:
             return 1.0
         count, total = self.count_and_total()
         return total / count
-
-    def _kind_of_losses(self) -> Kind | None:
-        """Nobody knows which gradient is of which."""
-        return next(iter(self._kinds)) if len(self._kinds) == 1 else None
 
     def tell_of_loss(self, kind: Kind | None) -> None:
         """Says once that the step has a loss whose use of samples is not known."""
@@ -249,6 +244,10 @@ class Steps:
                 yield held
         finally:
             self.held = None
+
+
+def _one_of(kinds: set[Kind | None]) -> Kind | None:
+    return next(iter(kinds)) if len(kinds) == 1 else None
 
 
 def _is_as_backward_left_it(gradient: Any, parameter: Any) -> bool:
