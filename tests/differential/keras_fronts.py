@@ -369,10 +369,15 @@ def left_out(backend: str) -> dict[str, list[str]]:
         "the metric compares classes, of two axes": [f"model=masked {TABLES}"],
         "Keras does not weigh one number by a mask": ["model=masked metrics=dice"],
         "the loss compares samples by one row each": ["model=masked loss=pairs"],
+        "the loss takes a row for the probabilities of classes": [
+            "model=masked,outputs loss=ignoring",
+        ],
         "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
     }  # fmt: skip
     if backend == "tensorflow":
-        found["Keras adds losses to one number, not to many"] = ["loss=none model=add_loss,tied"]
+        found["Keras adds losses to one number, not to many"] = [
+            "loss=none model=add_loss,tied,own_compute",
+        ]
         found["TensorFlow's recompute_grad() does not take these layers"] = ["model=remat"]
     else:
         found["only TensorFlow has gradients of losses that are not one number"] = ["loss=none"]
@@ -390,7 +395,8 @@ def horovod_left_out(backend: str) -> dict[str, list[str]]:
         "gradients are each rank's own until the optimizer has them": ["touch=clip,leave_out"],
         "it does not synchronize statistics": ["model=batch_norm"],
         "ranks with other masks, weights or samples have other divisors": [
-            "model=masked", "loss=mean_with_sample_weight", "batches=uneven,one",
+            "model=masked", "loss=mean_with_sample_weight,ignoring", "batches=uneven,one",
+            "model=own_compute",
         ],
         "a loss of each rank's samples has no pairs of others, and is one number": [
             "loss=pairs,none",

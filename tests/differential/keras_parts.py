@@ -114,9 +114,38 @@ def counting() -> Any:
     return Sequential([Input((WIDTH,)), layers.Dense(6, activation="tanh"), Counting(), head])
 
 
+def own_compute() -> Any:
+    """Losses of Keras that the model's compute_loss() calls by itself."""
+    import keras
+
+    class Computing(keras.Sequential):
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None,
+                         sample_weight: Any = None, training: bool = True) -> Any:  # fmt: skip
+            own = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return own + sum(each(y, y_pred) for each in losses)
+
+    class Ignoring(keras.losses.Loss):
+        def call(self, y: Any, out: Any) -> Any:
+            return _ignoring(y, out)
+
+    losses = [keras.losses.Dice(), Ignoring(), keras.losses.MeanSquaredError(reduction="sum")]
+    return Computing([keras.Input((WIDTH,)), *dense().layers])
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     each.__name__: each
-    for each in (dense, tied, frozen, frozen_norm, outputs, add_loss, masked, remat, counting)
+    for each in (
+        dense,
+        tied,
+        frozen,
+        frozen_norm,
+        outputs,
+        add_loss,
+        masked,
+        remat,
+        counting,
+        own_compute,
+    )
 } | {
     "batch_norm": normal,
     "own_step": lambda touch="nothing": keras_steps.own_step(dense(), touch),
@@ -140,6 +169,13 @@ def _each(y: Any, out: Any) -> Any:
     from keras import ops
 
     return ops.mean(ops.abs(y - out), axis=-1)
+
+
+def _ignoring(y: Any, out: Any) -> Any:
+    """The first column is a class; samples of one class do not count, and are no part of a mean."""
+    import keras
+
+    return keras.losses.sparse_categorical_crossentropy(y[:, 0], out, ignore_class=1)
 
 
 def _pairs(y: Any, out: Any) -> Any:
@@ -181,6 +217,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
     "one_number": lambda: _one_number,
     "class_of_one_number": _class_of_one_number,
     "pairs": lambda: _pairs,
+    "ignoring": lambda: _ignoring,
 }
 OF_ONE_NUMBER = ("one_number", "class_of_one_number")
 

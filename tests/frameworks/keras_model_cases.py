@@ -920,9 +920,40 @@ def two_optimizers_in_a_step_of_ones_own() -> None:
     compare(shared(adversaries, **options), fit, build=adversaries, **options)
 
 
-@on_ranks(3)
-def a_training_step_of_ones_own() -> None:
-    """It computes gradients of a plain mean, where ranks have parts of different lengths."""
+def some_left_out(y: Any, out: Any) -> Any:
+    """Keras divides it by how many are left, of which each rank has another number."""
+    classes = keras.ops.concatenate([1 - out, out], -1)
+    return keras.losses.sparse_categorical_crossentropy(y, classes, ignore_class=0)
+
+
+class LeavingOut(keras.losses.Loss):  # type: ignore[misc, name-defined]
+    def call(self, y: Any, out: Any) -> Any:
+        return some_left_out(y, out)
+
+
+@on_ranks(2, 3)
+def losses_that_leave_samples_out_are_those_of_the_whole_batch() -> None:
+    y = np.sort(Y, axis=0)  # whose first batches have none that is there, but one
+    y[::BATCH] = 1.0
+    for loss, weights in [
+        (some_left_out, W),
+        (LeavingOut(reduction="mean_with_sample_weight"), W),
+        (LeavingOut(reduction="sum"), None),
+    ]:
+
+        def options(loss: Any = loss) -> dict[str, Any]:
+            return {"optimizer": keras.optimizers.SGD(0.03), "loss": loss, **UNMEASURED}
+
+        def fit(model: Any, _: bool, weights: Any = weights) -> Any:
+            return model.fit(
+                X, y, sample_weight=weights, batch_size=BATCH, epochs=2, shuffle=False, verbose=0
+            )
+
+        compare(shared(**options()), fit, **options())
+
+
+def taught_by(loss_of: Any) -> Callable[[], Any]:
+    """Makes a model whose step computes gradients of this loss."""
 
     def step_tensorflow(self: Any, data: Any) -> Any:
         import tensorflow as tf
@@ -964,20 +995,37 @@ def a_training_step_of_ones_own() -> None:
     class Own(keras.Sequential):  # type: ignore[misc, name-defined]
         train_step = steps[work.backend()]
 
-        @staticmethod
-        def loss_of(y: Any, out: Any) -> Any:
-            return keras.ops.mean(keras.ops.square(y - out))
-
     def build() -> Any:
         keras.utils.set_random_seed(1)
-        return Own([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+        model = Own([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+        model.loss_of = loss_of
+        return model
+
+    return build
+
+
+def compare_taught_by(loss: Any) -> None:
+    """Ranks have parts of different lengths."""
 
     def fit(model: Any, _: bool) -> Any:
         model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
         even = model.fit(X[:27], Y[:27], batch_size=9, shuffle=False, verbose=0).history
         return {"of my own": even["of my own"]}
 
+    build = taught_by(loss)
     compare(shared(build, **UNMEASURED), fit, build=build, **UNMEASURED)
+
+
+@on_ranks(3)
+def a_training_step_of_ones_own() -> None:
+    """It computes gradients of a plain mean."""
+    compare_taught_by(lambda y, out: keras.ops.mean(keras.ops.square(y - out)))
+
+
+@on_ranks(3)
+def losses_that_a_step_calls_by_itself_are_those_of_the_whole_batch() -> None:
+    losses = [keras.losses.MeanSquaredError(reduction="sum"), keras.losses.Dice(), LeavingOut()]
+    compare_taught_by(lambda y, out: sum(loss(y, out) for loss in losses))
 
 
 def clipping(sharp: bool) -> Any:

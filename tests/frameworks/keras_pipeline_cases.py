@@ -417,6 +417,12 @@ def of_pairs(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.square(keras.ops.transpose(apart) - y_true), axis=-1)
 
 
+def of_some(y_true: Any, y_pred: Any) -> Any:
+    classes = keras.ops.softmax(keras.ops.concatenate([y_pred, -y_pred], -1))
+    labels = keras.ops.cast(y_true[:, 0] > 0, "int32")
+    return keras.losses.sparse_categorical_crossentropy(labels, classes, ignore_class=0)
+
+
 @on_ranks(2)
 def losses_and_metrics_of_the_whole_batch_are_refused() -> None:
     """A micro-batch knows a part of it."""
@@ -427,6 +433,7 @@ def losses_and_metrics_of_the_whole_batch_are_refused() -> None:
     for options, words in [
         ({"loss": dice}, "loss dice is of the whole batch"),
         ({"loss": of_pairs}, "loss of_pairs is of the whole batch"),
+        ({"loss": of_some}, "loss of_some leaves samples out"),
         ({"metrics": [dice]}, "metric dice gives one number for all samples"),
     ]:
         compiled(pipeline, **options)

@@ -16,6 +16,8 @@ COMMON = {
     "a_training_step_of_ones_own",
     "arrays_with_weights_and_held_out_data",
     "losses_of_one_number_are_those_of_the_whole_batch",
+    "losses_that_a_step_calls_by_itself_are_those_of_the_whole_batch",
+    "losses_that_leave_samples_out_are_those_of_the_whole_batch",
     "losses_that_look_at_other_samples_are_those_of_the_whole_batch",
     "losses_that_reach_beyond_their_samples_train_as_in_one_process",
     "metrics_whose_result_is_their_state_are_of_all_ranks",

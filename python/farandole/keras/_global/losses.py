@@ -5,7 +5,8 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
 
     reduction                            divisor              factor
     sum_over_batch_size, mean            samples              1
-    the same, outputs with a mask        what the mask has    (mine / count) / (all ranks' / total)
+    the same, with a mask of outputs,    what the masks have  (mine / count) / (all ranks' / total)
+    or of the loss (ignore_class)
     mean_with_sample_weight              sum of the weights   likewise
     sum                                  1                    total / count
     none: a loss for each sample         1                    total / count, in Steps.scaled
@@ -26,6 +27,8 @@ value, and the gradient of its own outputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -57,15 +60,19 @@ def share_losses(compile_loss: Any, steps: Steps) -> None:
 
 def _wrap(compile_loss: Any, steps: Steps) -> None:
     compile_loss._flat_losses = [
-        each._replace(loss=_SharedLoss(each.loss, steps, f"divisor_of_loss_{i}"))
-        if not isinstance(each.loss, _SharedLoss)
+        each._replace(loss=SharedLoss(each.loss, steps, f"divisor_of_loss_{i}"))
+        if not isinstance(each.loss, SharedLoss)
         else each
         for i, each in enumerate(compile_loss._flat_losses)
     ]
 
 
-class _SharedLoss:
-    """A loss with its factor."""
+class SharedLoss:
+    """A loss with its factor.
+
+    Args:
+        label: begins the names of its collectives.
+    """
 
     def __init__(self, own: Any, steps: Steps, label: str) -> None:
         self._own, self._steps, self._label = own, steps, label
@@ -73,6 +80,10 @@ class _SharedLoss:
         self._is_of_parts: bool | None = None  # samples_apart.py; None until it is called
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        with self._steps.plain_losses():
+            return self._shared(y_true, y_pred, sample_weight)
+
+    def _shared(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
         self._steps.knows_loss |= self._reduction not in LEFT_OPEN
         if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
             return self._own(y_true, y_pred, sample_weight)
@@ -80,9 +91,11 @@ class _SharedLoss:
             self._is_of_parts = keeps_samples_apart(self._own, y_true, y_pred)
         if not self._is_of_parts:
             return self._whole(y_true, y_pred, sample_weight)
-        # Before the loss, which on PyTorch multiplies the weights by the mask in place.
-        factor = self._factor(y_pred, sample_weight)
-        loss = self._own(y_true, y_pred, sample_weight)
+        # A copy, since Keras on PyTorch multiplies the weights by the mask in place.
+        weights = None if sample_weight is None else keras.ops.copy(sample_weight)
+        with noting_mask(self._own) as masks:
+            loss = self._own(y_true, y_pred, sample_weight)
+        factor = self._factor(_both(_mask_of(y_pred), *masks), weights)
         if factor is None:
             return loss
         return loss * keras.ops.cast(factor, keras.backend.standardize_dtype(loss.dtype))
@@ -93,13 +106,12 @@ class _SharedLoss:
         label = self._label.replace("divisor", "whole batch")
         return _of_all_ranks(self._own, y_true, y_pred, sample_weight, self._steps, label)
 
-    def _factor(self, y_pred: Any, sample_weight: Any) -> Any:
+    def _factor(self, mask: Any, sample_weight: Any) -> Any:
         count, total = self._steps.count_and_total()
         if self._reduction == "sum":
             return total / count
         if self._reduction in LEFT_OPEN:
             return None
-        mask = _mask_of(y_pred)
         if self._reduction != "mean_with_sample_weight":
             sample_weight = None  # it is no part of the divisor
         if mask is None and sample_weight is None:
@@ -109,23 +121,51 @@ class _SharedLoss:
             raise needs_whole_batch(DIVISOR, divisor, self._steps.block)
         if _world.size() == 1:
             return None
-        mine = keras.ops.stop_gradient(_sum_of_weights(y_pred, mask, sample_weight))
+        mine = keras.ops.stop_gradient(_sum_of_weights(mask, sample_weight))
         zero = keras.ops.zeros_like(mine)
         everywhere = sum_over_ranks(keras.ops.where(self._steps.counts, mine, zero), self._label)
         return keras.ops.divide_no_nan(mine * total, everywhere * count)
 
 
-def _mask_of(y_pred: Any) -> Any:
+def _mask_of(tensor: Any) -> Any:
     from keras.src.backend import get_keras_mask
 
-    return get_keras_mask(y_pred)
+    return get_keras_mask(tensor)
 
 
-def _sum_of_weights(y_pred: Any, mask: Any, sample_weight: Any) -> Any:
+@contextmanager
+def noting_mask(loss: Any) -> Iterator[list[Any]]:
+    """Notes the mask of what the loss' call() gives, by which Keras divides as by the outputs'."""
+    masks: list[Any] = []
+    own = loss.call
+
+    def call(y_true: Any, y_pred: Any) -> Any:
+        values = own(y_true, y_pred)
+        masks.append(_mask_of(values))
+        return values
+
+    loss.call = call
+    try:
+        yield masks
+    finally:
+        del loss.call
+
+
+def _both(first: Any, second: Any) -> Any:
+    """As Keras' losses join them."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
+
+
+def _sum_of_weights(mask: Any, sample_weight: Any) -> Any:
+    from keras.src.backend import set_keras_mask
+
     if mask is None:
         return keras.ops.sum(keras.ops.cast(sample_weight, "float32"))
     ones = keras.ops.ones_like(keras.ops.cast(mask, "float32"))
-    return _Ones(ones)(ones, y_pred, sample_weight)
+    set_keras_mask(ones, mask)
+    return _Ones(ones)(ones, ones, sample_weight)
 
 
 class _Ones(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types

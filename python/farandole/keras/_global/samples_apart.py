@@ -35,6 +35,10 @@ LOSS = (
     "loss {} is of the whole batch",
     "return a loss for each sample, made from that sample alone",
 )
+MASKED = (
+    "loss {} leaves samples out, and Keras divides it by what is left of the whole batch",
+    "reduction='sum', or sample weights, which say what counts",
+)
 DIVISOR = "the loss is divided by {} of the whole batch", "a loss with reduction='sum'"
 FUNCTION = (
     "metric {} gives one number for all samples of a batch",

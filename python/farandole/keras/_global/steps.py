@@ -71,6 +71,8 @@ class Steps:
         self._gradients: list[Any] = []  # that tapes have given as they are, likewise
         self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
         self.given_back: dict[int, Any] = {}  # such gradients, by id
+        self.calls_plain_losses = False  # in what has its own way to be of all ranks
+        self.losses = 0  # that the step has called by itself
         self.is_not_finite = False  # a gradient of this step, which was told of
         self.hooks = Hooks()
         self._rows: int | None = None  # of its batch on this rank, where that is a number
@@ -152,6 +154,15 @@ class Steps:
         self._known[id(loss)] = loss, self._kind_of(loss) or Kind.MEAN
         return loss
 
+    @contextmanager
+    def plain_losses(self) -> Iterator[None]:
+        """Losses that are called in it are of what they are given: parts of a loss or a metric."""
+        before, self.calls_plain_losses = self.calls_plain_losses, True
+        try:
+            yield
+        finally:
+            self.calls_plain_losses = before
+
     def covers(self, outputs: Any) -> bool:
         """Whether they are of all samples of the rank's part, and not of some."""
         shape: Any = getattr(outputs, "shape", ())
@@ -224,6 +235,7 @@ class Steps:
         shapes: list[Any] = [getattr(each, "shape", ()) for each in arrays]
         self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
         self.knows_loss = self.is_not_finite = False
+        self.losses = 0
         self._known, self._kinds, self._gradients = {}, set(), []
         self.reduced, self.given_back = set(), {}
         _running.append(self)

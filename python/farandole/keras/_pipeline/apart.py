@@ -9,9 +9,11 @@ from typing import Any
 import keras
 
 from farandole.data._tree import leaves
+from farandole.keras._global.losses import noting_mask
 from farandole.keras._global.samples_apart import (
     FUNCTION,
     LOSS,
+    MASKED,
     METRIC,
     keeps_samples_apart,
     needs_whole_batch,
@@ -50,7 +52,11 @@ def _checked_loss(loss: Any) -> Callable[..., Any]:
         if not is_checked and not keeps_samples_apart(loss, y_true, y_pred):
             raise needs_whole_batch(LOSS, getattr(loss, "name", loss), None)
         is_checked = True
-        return loss(y_true, y_pred, sample_weight)
+        with noting_mask(loss) as masks:
+            value = loss(y_true, y_pred, sample_weight)
+        if loss.reduction != "sum" and masks != [None]:
+            raise needs_whole_batch(MASKED, getattr(loss, "name", loss), None)
+        return value
 
     return call
 
