@@ -80,6 +80,19 @@ def add_loss() -> Any:
     return Sequential([Input((WIDTH,)), hidden, Small(), layers.Dense(2, activation="sigmoid")])
 
 
+def add_losses() -> Any:
+    """Asks for small activations of each sample, which Keras adds up."""
+    from keras import Input, Sequential, layers, ops
+
+    class Small(layers.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.05 * ops.mean(ops.square(x), axis=-1))
+            return x
+
+    hidden = layers.Dense(6, activation="tanh")
+    return Sequential([Input((WIDTH,)), hidden, Small(), layers.Dense(2, activation="sigmoid")])
+
+
 def masked() -> Any:
     """Two steps of two features; steps of zeros are masked."""
     from keras import Input, Sequential, layers
@@ -141,6 +154,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         frozen_norm,
         outputs,
         add_loss,
+        add_losses,
         masked,
         remat,
         counting,

@@ -1440,13 +1440,45 @@ def sums_by_a_constant_are_known_where_the_program_says_that_they_are_losses() -
         keras.utils.set_random_seed(1)
         return Own([keras.Input((6,)), keras.layers.Dense(1)])
 
-    def fit(model: Any, _: bool) -> Any:
-        return model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
+    class Computing(keras.Sequential):  # type: ignore[misc, name-defined]
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **__: Any) -> Any:
+            del x
+            return tf.reduce_sum(tf.square(y - y_pred)) / BATCH
 
-    for of in (scaled, lambda _, y, out: Summed()(y, out)):
+    def computing() -> Any:
+        keras.utils.set_random_seed(1)
+        return Computing([keras.Input((6,)), keras.layers.Dense(1)])
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+
+    steps = (scaled, lambda _, y, out: Summed()(y, out))
+    for make in (computing, *(lambda of=of: build(of) for of in steps)):
         options: dict[str, Any] = {"optimizer": "sgd", "loss": None, **UNMEASURED}
-        mine = shared(lambda of=of: build(of), **options)
-        compare(mine, fit, build=lambda of=of: build(of), **options)
+        compare(shared(make, **options), fit, build=make, **options)
+
+
+@on_ranks(2, 3)
+def sums_that_layers_add_are_those_of_the_whole_batch() -> None:
+    """Keras adds up losses of single samples. That one number is a sum is seen in a graph alone."""
+    ops = keras.ops
+
+    class Adding(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, x: Any) -> Any:
+            each = 0.1 * ops.mean(ops.square(x), axis=-1)
+            self.add_loss(ops.sum(each) if work.backend() == "tensorflow" else each)
+            self.add_loss(each)
+            return x
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1), Adding()])
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+    options: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", **UNMEASURED}
+    compare(shared(build, **options), fit, build=build, **options)
 
 
 @on_ranks(2)

@@ -23,6 +23,7 @@ COMMON = {
     "metrics_whose_result_is_their_state_are_of_all_ranks",
     "orders_of_a_dataset_are_those_of_keras_own_fit",
     "single_batches",
+    "sums_that_layers_add_are_those_of_the_whole_batch",
 }
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
 ADVERSARIES = {"two_optimizers_in_a_step_of_ones_own"}

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
-from farandole.keras._global.loss_kinds import compares_samples
+from farandole.keras._global.loss_kinds import Kind, compares_samples, kind_of
 from farandole.keras._global.losses import SharedLoss
 from farandole.keras._global.steps import LEFT_OPEN, Steps, running
 from farandole.keras._wrapped import distributed_in, is_updating
@@ -88,6 +88,33 @@ def _learn_compute_loss() -> None:
         return steps.know(loss)
 
     owner.compute_loss = compute_loss
+
+
+def share_compute_loss(model: Any, steps: Steps) -> None:
+    """What a compute_loss() of the model's class returns, which Keras' own step takes for the loss
+    of the batch."""
+    own = model.compute_loss
+
+    @wraps(own)
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        loss = own(*args, **kwargs)
+        return loss if steps.share is None or loss is None else steps.as_mean(loss)
+
+    model.compute_loss = compute_loss
+
+
+def share_added_losses(model: Any, steps: Steps) -> None:
+    """Losses that layers add, which Keras sums up where they are one for each sample."""
+    own = model._aggregate_additional_loss
+
+    @wraps(own)
+    def aggregate(loss: Any) -> Any:
+        value = own(loss)
+        if steps.share is None:
+            return value
+        return steps.weighed_as(Kind.SUM if steps.is_of_each(loss) else kind_of(loss), value)
+
+    model._aggregate_additional_loss = aggregate
 
 
 def _is_of_batch(

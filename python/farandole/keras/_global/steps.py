@@ -41,8 +41,8 @@ from farandole.keras._global.saying import say
 
 LEFT_OPEN = (None, "none")  # reductions of losses that are a number for each sample
 _OF_LOSS = (
-    "a train_step() computes a loss of its own, and how that combines samples is not known: it is "
-    "taken for a mean over the samples of its batch. For a sum divided by a constant, steps are "
+    "a train_step() or compute_loss() has a loss of its own, and how that combines samples is not "
+    "known: it is taken for a mean over the samples of its batch. Of a sum by a constant steps are "
     "then too small by the number of ranks; a loss that mixes samples, as one of pairs does, mixes "
     "those of one rank alone\n"
     "  advice: self.compute_loss(), a loss of Keras or tf.nn.compute_average_loss(); of a mean, "
@@ -153,6 +153,23 @@ class Steps:
         self.knows_loss = True
         self._known[id(loss)] = loss, self._kind_of(loss) or Kind.MEAN
         return loss
+
+    def as_mean(self, loss: Any) -> Any:
+        """Returns a loss of the user's own such that the mean over ranks is that of the batch."""
+        kind = self._kind_of(loss)
+        self.tell_of_loss(kind)
+        return self.know(self.weighed_as(kind, loss))
+
+    def weighed_as(self, kind: Kind | None, loss: Any) -> Any:
+        """The same of a loss of this kind."""
+        if kind is not Kind.SUM:
+            return loss
+        dtype = keras.backend.standardize_dtype(loss.dtype)
+        return loss * keras.ops.cast(self._factor(kind), dtype)
+
+    def is_of_each(self, losses: Any) -> bool:
+        """Whether there is one for each sample of the part."""
+        return len(losses.shape) > 0 and losses.shape[0] == self._rows
 
     @contextmanager
     def plain_losses(self) -> Iterator[None]:

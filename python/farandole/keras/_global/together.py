@@ -120,6 +120,9 @@ class Together:
         )
         for name, step in made.items():
             setattr(model, name, step)
+        if has_own_step(model, "compute_loss"):
+            own_steps.share_compute_loss(model, self._steps)
+        own_steps.share_added_losses(model, self._steps)
         self._intercept()
         if model.compiled:
             self._adopt()
