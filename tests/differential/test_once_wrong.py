@@ -100,6 +100,13 @@ ONCE_WRONG = [
     # A rank without samples of a batch did not count it.
     "front=keras.model_torch model=counting batches=one",
     "front=keras.model_jax model=counting batches=one options=logical",
+    # Each rank's loss was divided by what it left of the rank's own part.
+    "front=keras.model_torch loss=ignoring batches=uneven",
+    "front=strategy.fit loss=ignoring",
+    # Losses that a model calls by itself were taken for means over samples.
+    "front=keras.model_torch model=own_compute",
+    # Each rank added the sum over its own samples.
+    "front=keras.model_torch model=add_losses batches=one",
     # Weights that a program moved between steps were refused, or stale.
     "front=torch.hook options=sharded weights=half_and_back",
     "front=torch.global options=sharded weights=share_memory",
