@@ -21,6 +21,7 @@ void bind_guarded(py::module_& module);
 void bind_verbs(py::module_& module);
 void bind_mpi_port(py::module_& module);
 void bind_named(py::module_& module);
+void bind_bucket_step(py::module_& module);
 void bind_reducer(py::module_& module);
 void bind_update(py::module_& module);
 void bind_weights(py::module_& module);

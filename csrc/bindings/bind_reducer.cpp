@@ -3,7 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/bucket_plans.h"
+#include "bindings/bucket_steps.h"
 #include "engine/fork.h"
 #include "fusion/reducer.h"
 
@@ -13,25 +13,18 @@ constexpr size_t kNeverAlone = BucketLimits{}.alone_bytes;
 }  // namespace
 
 void bind_reducer(py::module_& module) {
-  py::class_<Reducer, std::shared_ptr<Reducer>> type(
+  py::class_<Reducer, BucketStep, std::shared_ptr<Reducer>>(
       module, "Reducer", "Reduces a training step's gradients in buckets during backward.",
-      kEndsUnlocked);
-  bind_step(type);
-  type.def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
+      kEndsUnlocked)
+      .def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
                        double prescale, double postscale, size_t bucket_bytes,
                        size_t first_bucket_bytes, size_t in_place_bytes, bool overlap,
                        const std::string& label, bool sparse_as_dense) {
              refuse_in_child();
-             ReducerOptions options;
-             const auto known = reduce_op_named(op);
-             if (!known) throw Error(ErrorCode::invalid_argument, "op '" + op + "' is unknown");
-             options.op = *known;
-             options.prescale = prescale;
-             options.postscale = postscale;
-             options.limits = {bucket_bytes, first_bucket_bytes, in_place_bytes};
-             options.overlap = overlap;
-             options.label = label;
-             options.sparse_as_dense = sparse_as_dense;
+             const ReducerOptions options{
+                 bucket_options(op, prescale, postscale,
+                                {bucket_bytes, first_bucket_bytes, in_place_bytes}, label),
+                 overlap, sparse_as_dense};
              std::vector<Parameter> parameters = parameters_from(rows);
              const py::gil_scoped_release unlocked;
              return std::make_shared<Reducer>(std::move(group), std::move(parameters), options,
@@ -75,7 +68,6 @@ void bind_reducer(py::module_& module) {
              r.take_better_plan();
            })
       .def("describe", &Reducer::describe)
-      .def_property_readonly("step_open", &Reducer::step_open)
       .def("show_settings", &Reducer::show_settings, py::arg("settings"))
       .def_property_readonly("settings_differ", &Reducer::settings_differ)
       .def("note_update", &Reducer::note_update)
@@ -89,11 +81,7 @@ void bind_reducer(py::module_& module) {
                                  if (r.left_out()[i] > 0) dims[py::int_(i)] = r.left_out()[i];
                                return dims;
                              })
-      .def_property_readonly("key", &Reducer::key)
-      .def("memory", [](Reducer& r, size_t bucket) {
-        return std::make_shared<SharedMemory>(
-            SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
-      });
+      .def_property_readonly("key", &Reducer::key);
 }
 
 }  // namespace farandole

@@ -3,7 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/bucket_plans.h"
+#include "bindings/bucket_steps.h"
 #include "engine/fork.h"
 #include "fusion/sharded_update.h"
 
@@ -18,20 +18,14 @@ std::shared_ptr<ShardedUpdate> make_update(std::shared_ptr<Group> group, const p
                                            const std::string& label) {
   refuse_in_child();
   const auto known_optimizer = optimizer_named(optimizer);
-  const auto known_op = reduce_op_named(op);
   if (!known_optimizer)
     throw Error(ErrorCode::invalid_argument, "optimizer '" + optimizer + "' is unknown");
-  if (!known_op) throw Error(ErrorCode::invalid_argument, "op '" + op + "' is unknown");
   std::vector<Parameter> parameters = parameters_from(rows);
   if (hyper_group.size() != parameters.size() || slots > kMostSlots)
     throw Error(ErrorCode::invalid_argument, "one parameter group each, and at most 2 slots");
-  const ShardedOptions options{*known_optimizer,
-                               slots,
-                               *known_op,
-                               prescale,
-                               postscale,
-                               {bucket_bytes, first_bucket_bytes},
-                               label};
+  const ShardedOptions options{
+      bucket_options(op, prescale, postscale, {bucket_bytes, first_bucket_bytes}, label),
+      *known_optimizer, slots};
   const py::gil_scoped_release unlocked;
   return std::make_shared<ShardedUpdate>(std::move(group), std::move(parameters),
                                          std::move(hyper_group), options, look_for_signals);
@@ -45,10 +39,6 @@ ShardedUpdate::Task task_named(const std::string& name) {
 }
 
 std::byte* pointer(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
-
-std::shared_ptr<SharedMemory> shared(const std::shared_ptr<std::byte>& data, const Bucket& bucket) {
-  return std::make_shared<SharedMemory>(SharedMemory{data, bucket.bytes()});
-}
 
 void bind_hyper_parameters(py::module_& module) {
   py::class_<HyperParameters>(module, "HyperParameters",
@@ -66,11 +56,10 @@ void bind_hyper_parameters(py::module_& module) {
 }
 
 void bind_sharded_update(py::module_& module) {
-  py::class_<ShardedUpdate, std::shared_ptr<ShardedUpdate>> type(
+  py::class_<ShardedUpdate, BucketStep, std::shared_ptr<ShardedUpdate>>(
       module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.",
-      kEndsUnlocked);
-  bind_step(type);
-  type.def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
+      kEndsUnlocked)
+      .def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
            py::arg("optimizer"), py::arg("slots"), py::arg("op") = "mean",
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
            py::arg("first_bucket_bytes"), py::arg("label") = "gradients")
@@ -93,7 +82,6 @@ void bind_sharded_update(py::module_& module) {
             u.begin(task_named(task), {flags.begin(), flags.end()}, std::move(groups), factor);
           },
           py::arg("task"), py::arg("present"), py::arg("groups"), py::arg("factor") = 1.0)
-      .def_property_readonly("busy", &ShardedUpdate::busy)
       .def_property_readonly("norm", &ShardedUpdate::norm)
       .def_property_readonly("slots", &ShardedUpdate::slots)
       .def_property_readonly("state_bytes", &ShardedUpdate::state_bytes)
@@ -112,10 +100,10 @@ void bind_sharded_update(py::module_& module) {
             u.set_state(bucket, slot, pointer(whole));
           },
           py::arg("bucket"), py::arg("slot"), py::arg("whole"))
-      .def("gradients",
-           [](const ShardedUpdate& u, size_t b) { return shared(u.gradients(b), u.buckets()[b]); })
-      .def("values",
-           [](const ShardedUpdate& u, size_t b) { return shared(u.values(b), u.buckets()[b]); });
+      .def("values", [](const ShardedUpdate& u, size_t bucket) {
+        return std::make_shared<SharedMemory>(
+            SharedMemory{u.values(bucket), u.buckets()[bucket].bytes()});
+      });
 }
 
 }  // namespace

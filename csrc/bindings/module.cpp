@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
   bind_guarded(module);
   bind_verbs(module);
   bind_named(module);
+  bind_bucket_step(module);
   bind_reducer(module);
   bind_update(module);
   bind_weights(module);

@@ -73,11 +73,11 @@ DeviceShards::~DeviceShards() {
   }
 }
 
-const DevicePages& DeviceShards::pages(DevicePages& known, Memory memory, size_t bucket) {
+const DevicePages& DeviceShards::pages(DevicePages& known, std::byte* memory, size_t bucket) {
   if (!known) {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     const size_t bytes = (update_.buckets()[bucket].bytes() + page - 1) / page * page;
-    known = queue_->register_pages((update_.*memory)(bucket).get(), bytes);
+    known = queue_->register_pages(memory, bytes);
   }
   return known;
 }
@@ -106,7 +106,7 @@ void DeviceShards::bring(size_t parameter, uint64_t address, uint64_t stream,
 
 void DeviceShards::copy_gradient(Home& home) {
   const DevicePages& to =
-      pages(buckets_[home.bucket].gradients, &ShardedUpdate::gradients, home.bucket);
+      pages(buckets_[home.bucket].gradients, update_.memory(home.bucket).get(), home.bucket);
   queue_->copy_to_host(to, home.gradient, home.count * home.element, home.offset);
   home.copied = arriving_ = true;
 }
@@ -135,7 +135,8 @@ void DeviceShards::copy_value(const Home& home) {
   const size_t begin = home.offset / home.element;
   const Slice inside = clip(part, {part.space, begin, home.count});
   if (inside.count == 0) return;
-  const DevicePages& to = pages(buckets_[home.bucket].values, &ShardedUpdate::values, home.bucket);
+  const DevicePages& to =
+      pages(buckets_[home.bucket].values, update_.values(home.bucket).get(), home.bucket);
   queue_->copy_to_host(to, home.value + (inside.offset - begin) * home.element,
                        inside.count * home.element, inside.offset * home.element);
   arriving_ = true;
@@ -226,7 +227,7 @@ void DeviceShards::finish_norm(size_t b, PartNorm& norm) {
   made->hand_over(std::nullopt);
   if (state.new_terms == 0) return;
   or_fail_group(update_.group(), [&] {
-    const DevicePages& through = pages(state.values, &ShardedUpdate::values, b);
+    const DevicePages& through = pages(state.values, update_.values(b).get(), b);
     queue_->copy_to_host(through, state.terms.address, state.new_terms * sizeof(double));
     queue_->synchronize(kToHost);
   });
@@ -296,7 +297,7 @@ void DeviceShards::make_state(size_t b, Shard& shard) {
 
 /// By way of the values' memory on the host, unused while the bucket is updated on the device.
 void DeviceShards::copy_state(size_t b, Shard& shard, CudaWay way) {
-  const DevicePages& through = pages(buckets_[b].values, &ShardedUpdate::values, b);
+  const DevicePages& through = pages(buckets_[b].values, update_.values(b).get(), b);
   std::byte* const memory = update_.values(b).get();
   for (size_t s = 0; s < shard.slots() && shard.bytes() > 0; ++s) {
     const uint64_t there = buckets_[b].state[s].address;
@@ -334,7 +335,7 @@ void DeviceShards::go_by_host(size_t b, Operation& operation) {
       if (home.value != 0) copy_value(home);
       if (!home.owner || !update_.is_present(static_cast<size_t>(p.parameter))) continue;
       if (!home.copied) copy_gradient(home);
-      gate->add(update_.gradients(b).get() + home.offset, p.count, true, std::move(home.owner));
+      gate->add(update_.memory(b).get() + home.offset, p.count, true, std::move(home.owner));
     }
     CopiesUntil until{.has_to_host = true};
     until.to_host = queue_->mark(kToHost);
@@ -353,7 +354,7 @@ void DeviceShards::take_back(std::span<const std::pair<size_t, uint64_t>> values
       const Home& home = homes_[parameter];
       BucketState& state = buckets_[home.bucket];
       if (state.stays) continue;
-      const DevicePages& from = pages(state.values, &ShardedUpdate::values, home.bucket);
+      const DevicePages& from = pages(state.values, update_.values(home.bucket).get(), home.bucket);
       queue_->copy_to_device(address, from, home.count * home.element, home.offset);
       returning_ = true;
     }

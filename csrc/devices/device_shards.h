@@ -81,9 +81,8 @@ class DeviceShards : public ShardCarrier {
     size_t most_terms = 0, new_terms = 0;
     std::shared_ptr<DeviceUpdate> norm;  // under way
   };
-  using Memory = const std::shared_ptr<std::byte>& (ShardedUpdate::*)(size_t bucket) const;
 
-  const DevicePages& pages(DevicePages& known, Memory memory, size_t bucket);
+  const DevicePages& pages(DevicePages& known, std::byte* memory, size_t bucket);
   Slice mine(size_t bucket) const;
   void copy_gradient(Home& home);
   void copy_value(const Home& home);

@@ -1,90 +1,44 @@
 #include "fusion/reducer.h"
 
-#include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
-#include <sstream>
-
-#include "fold/fold.h"
-#include "fusion/agreement.h"
+#include <string>
 
 namespace farandole {
 namespace {
 
 std::string words(const ReducerOptions& o) {
-  std::ostringstream text;
-  text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
-       << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes
-       << ", in_place_bytes " << o.limits.alone_bytes;
-  if (o.sparse_as_dense) text << ", sparse_as_dense";
-  return text.str();
+  return ", in_place_bytes " + std::to_string(o.limits.alone_bytes) +
+         (o.sparse_as_dense ? ", sparse_as_dense" : "");
+}
+
+std::vector<Parameter> with_meaning(std::vector<Parameter> parameters, ReduceOp op) {
+  for (const Parameter& p : parameters)
+    if (!has_meaning(op, p.dtype))
+      throw Error(ErrorCode::invalid_argument, std::string(name_of(op)) +
+                                                   " has no meaning on parameter '" + p.name +
+                                                   "' of dtype " + std::string(name_of(p.dtype)));
+  return parameters;
 }
 
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
                  ReducerOptions options, const std::function<void()>& interrupted)
-    : group_(std::move(group)),
-      options_(std::move(options)),
-      parameters_(std::move(parameters)),
-      buckets_(plan_buckets(parameters_, options_.limits)),
+    : BucketStep(std::move(group), with_meaning(std::move(parameters), options.op), options,
+                 words(options), interrupted),
+      overlap_(options.overlap),
+      sparse_as_dense_(options.sparse_as_dense),
       order_(parameters_.size()),
       left_out_(parameters_.size()) {
-  for (const Parameter& p : parameters_)
-    if (!has_meaning(options_.op, p.dtype))
-      throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
-                                                   " has no meaning on parameter '" + p.name +
-                                                   "' of dtype " + std::string(name_of(p.dtype)));
-  const OptionsAgreement agreement(*group_, options_.label, interrupted);
-  agreement.require_same("reduction", words(options_),
-                         "ranks reduce " + options_.label + " differently",
-                         "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
-  agreement.require_same_plan(parameters_, buckets_);
-  allocate_buckets();
-  step_.emplace(group_, options_.label);
-  used_->resize(2 * (parameters_.size() + kSettings) + static_cast<size_t>(group_->size()));
   reset();
-}
-
-void Reducer::allocate_buckets() {
-  carriers_.let_go();
-  memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
-  for (const Bucket& bucket : buckets_)
-    memory_.push_back(bucket.alone ? nullptr : group_->allocate(bucket.bytes()));
-  places_ = places_of(buckets_, parameters_.size());
-}
-
-const std::shared_ptr<std::byte>& Reducer::memory(size_t bucket) {
-  if (!memory_[bucket]) {
-    try {
-      memory_[bucket] = group_->allocate(buckets_[bucket].bytes());
-    } catch (const Error& error) {
-      group_->abort(error);  // the other ranks count on this one's share
-      throw;
-    }
-  }
-  return memory_[bucket];
-}
-
-std::byte* Reducer::address(int parameter) {
-  const BucketPlace& p = places_[static_cast<size_t>(parameter)];
-  return memory(p.bucket).get() + p.offset;
 }
 
 void Reducer::mark_ready(int parameter, const std::byte* gradient, int sparse_dims) {
   const auto i = static_cast<size_t>(parameter);
-  const Parameter& p = parameters_[i];
   note_arrival(i, sparse_dims);
-  const size_t bucket = places_[i].bucket;
-  {
-    const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
-                          p.count * size_of(p.dtype));
-    std::byte* const here = address(parameter);
-    const double factor = copied_prescale(bucket);
-    if (gradient != here || factor != 1) scale(here, gradient, p.count, p.dtype, {factor, 1});
-  }
-  launch_if_complete(bucket);
+  copy_in(i, gradient);
+  launch_if_complete(places_[i].bucket);
 }
 
 void Reducer::mark_carried(int parameter, const std::function<void()>& bring, int sparse_dims) {
@@ -115,7 +69,7 @@ void Reducer::lend(int parameter, std::byte* gradient, std::shared_ptr<const voi
 }
 
 void Reducer::note_arrival(size_t i, int sparse_dims) {
-  if (sparse_dims < 0 || sparse_dims + 1 >= kAll)
+  if (sparse_dims < 0 || sparse_dims + 1 >= StepFlags::kAll)
     throw Error(ErrorCode::invalid_argument, "the gradient of '" + parameters_[i].name + "' has " +
                                                  std::to_string(sparse_dims) +
                                                  " sparse dimensions");
@@ -125,7 +79,7 @@ void Reducer::note_arrival(size_t i, int sparse_dims) {
                 "the gradient of '" + parameters_[i].name + "' became ready twice in one step", {},
                 "call step() or zero_grad() between two backward passes, or ask for "
                 "accumulation (backward_passes_per_step)");
-  step_->open();
+  open_step();
   marked_[i] = static_cast<uint8_t>(1 + sparse_dims);
   ++marked_count_;
   order_.note(i);
@@ -135,7 +89,7 @@ void Reducer::launch_if_complete(size_t bucket) {
   {
     const std::lock_guard lock(mutex_);
     --missing_[bucket];
-    if (!options_.overlap) return;
+    if (!overlap_) return;
     launch_complete();
     if (launched_ == 0) return;
   }
@@ -155,17 +109,14 @@ void Reducer::launch_complete() {
 void Reducer::launch(size_t b) {
   const Bucket& bucket = buckets_[b];
   Lying& lying = lying_[b];
-  Carried carried = carriers_.launch(b);
   const bool copied = lying.gradient == nullptr;
-  const Buffer whole{copied ? memory_[b].get() : lying.gradient, bucket.count, bucket.dtype};
+  const Buffer whole{copied ? memory(b).get() : lying.gradient, bucket.count, bucket.dtype};
   // Gradients that share a bucket are prescaled by the copy into it. One that is alone may be
   // copied on some ranks only, so the operation prescales it.
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
   Options what(CollectiveSpec{Collective::all_reduce, options_.op, prescale, options_.postscale});
-  what.gate = std::move(carried.gate);
-  what.on_devices = std::move(carried.on_devices);
-  step_->launch("bucket " + std::to_string(b), std::move(what), whole, whole, std::move(owner));
+  launch_bucket(b, std::move(what), whole, whole, std::move(owner));
   ++launched_;
 }
 
@@ -173,25 +124,18 @@ void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
   rest_launched_ = true;
-  step_->open();
+  open_step();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    (*used_)[i] = marked_[i];
-    (*used_)[parameters_.size() + i] =
-        marked_[i] == 0 ? 0 : static_cast<uint8_t>(kAll - marked_[i]);
+    flags_.mark(i, marked_[i]);
     if (marked_[i] != 0) continue;
-    std::byte* const here = address(static_cast<int>(i));
-    if (!carriers_.carries(i))
-      std::memset(here, 0, parameters_[i].count * size_of(parameters_[i].dtype));
+    put_zeros(i);
     --missing_[places_[i].bucket];
   }
-  fill_settings();
-  if (!by_proxy_ && fare(group_->rank()) == 0)
-    fare(group_->rank()) = static_cast<uint8_t>(kUpdated + updates_ % kUpdates);
+  flags_.show(settings_, !by_proxy_);
   launch_complete();
-  step_->launch_max("used", used_, DType::uint8);
-  const auto& positions = order_.positions();  // until all ranks have completed a step
-  if (!order_.agreed()) step_->launch_max("ready order", positions, DType::int32);
-  step_->launch_weights();
+  // Until all ranks have completed a step.
+  if (!order_.agreed()) launch_max("ready order", order_.positions(), DType::int32);
+  launch_flags(by_proxy_ ? 0 : static_cast<uint8_t>(kUpdated + updates_ % kUpdates));
 }
 
 bool Reducer::wait(Deadline until) {
@@ -202,46 +146,35 @@ bool Reducer::wait(Deadline until) {
   } catch (const Error& error) {
     first = error;
   }
-  const bool over = step_->wait(until, first);
-  if (!over) return false;
-  const std::vector<int> quitters = step_->quitters(&fare(0));
-  settings_differ_ = !first && compare_settings();
-  if (!first && quitters.empty()) first = ranks_apart();
+  if (!drive(until, first)) return false;
+  const std::vector<int> gave_up = quitters();
+  settings_differ_ = !first && !flags_.are_alike();
+  if (!first && gave_up.empty()) first = ranks_apart();
   std::optional<size_t> differs;
-  if (!first && quitters.empty()) {
+  if (!first && gave_up.empty()) {
     differs = laid_out_differently();
     if (!differs) plan_again();
-    if (!differs) first = step_->judge_weights();
+    if (!differs) first = weights_.judge(*group_);
   }
-  if (!first && !differs && quitters.empty()) step_->step_taken();
+  if (!first && !differs && gave_up.empty()) weights_.step_taken();
   const int mine = differs ? marked_[*differs] - 1 : 0;
   reset();
   if (first) throw Error(*first);
   if (differs) refuse_layouts(*differs, mine);
-  if (quitters.empty()) return true;
-  step_->refuse(quitters, "backward", "this step's gradients are incomplete");
-}
-
-void Reducer::watch_weights(WeightsWatch watch) {
-  const std::lock_guard lock(mutex_);
-  step_->watch(std::move(watch));
+  if (gave_up.empty()) return true;
+  refuse(gave_up, "backward", "this step's gradients are incomplete");
 }
 
 bool Reducer::weights_due() const {
   const std::lock_guard lock(mutex_);
-  return !rest_launched_ && step_->weights_due();
-}
-
-void Reducer::show_weights(std::vector<uint64_t> checksums) {
-  const std::lock_guard lock(mutex_);
-  step_->show_weights(std::move(checksums));
+  return !rest_launched_ && weights_.due();
 }
 
 void Reducer::abandon() {
   {
     const std::lock_guard lock(mutex_);
     if (rest_launched_) return;  // too late to tell: the peers have this rank's gradients already
-    fare(group_->rank()) = BucketStep::kAbandoned;
+    abandoned_ = true;
   }
   launch_rest();
 }
@@ -258,21 +191,12 @@ void Reducer::step_by_proxy() {
 
 bool Reducer::step_over() const {
   const std::lock_guard lock(mutex_);
-  return rest_launched_ && step_->over();
-}
-
-bool Reducer::drain(Deadline until) {
-  try {
-    return !step_open() || wait(until);
-  } catch (const Error&) {
-    group_->check();
-    return true;
-  }
+  return rest_launched_ && is_idle();
 }
 
 void Reducer::reset() {
   const std::lock_guard lock(mutex_);
-  step_->close();
+  close_step();
   begin_step();
 }
 
@@ -282,31 +206,9 @@ void Reducer::begin_step() {
   missing_.assign(buckets_.size(), 0);
   lying_.assign(buckets_.size(), {});
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].placements.size();
-  std::fill_n(used_->rbegin(), group_->size(), 0);
   marked_count_ = 0;
   launched_ = 0;
-  rest_launched_ = by_proxy_ = false;
-}
-
-uint8_t& Reducer::fare(int rank) {
-  return (*used_)[2 * (parameters_.size() + kSettings) + static_cast<size_t>(rank)];
-}
-
-void Reducer::fill_settings() {
-  uint8_t* const largest = used_->data() + 2 * parameters_.size();
-  for (size_t i = 0; i < kSettings; ++i) {
-    const auto byte = static_cast<uint8_t>(settings_ >> (8 * i));
-    largest[i] = by_proxy_ ? 0 : byte;
-    largest[kSettings + i] = by_proxy_ ? 0 : static_cast<uint8_t>(kAll - byte);
-  }
-}
-
-/// The largest byte of all ranks, and 255 minus the smallest, are together 255 where all are alike.
-bool Reducer::compare_settings() const {
-  const uint8_t* const largest = used_->data() + 2 * parameters_.size();
-  for (size_t i = 0; i < kSettings; ++i)
-    if (largest[i] + largest[kSettings + i] > kAll) return true;
-  return false;
+  rest_launched_ = by_proxy_ = abandoned_ = false;
 }
 
 /// Ranks that backward more or less often than others between two steps would reduce gradients of
@@ -316,8 +218,9 @@ std::optional<Error> Reducer::ranks_apart() {
   where.operation = options_.label;
   std::map<int64_t, std::vector<int>> ranks;
   for (int r = 0; r < group_->size(); ++r) {
-    if (fare(r) < kUpdated) continue;  // it has joined
-    int64_t ahead = (fare(r) - kUpdated - updates_ % kUpdates + kUpdates) % kUpdates;
+    const int64_t fare = flags_.fare(r);
+    if (fare < kUpdated) continue;  // it has joined
+    int64_t ahead = (fare - kUpdated - updates_ % kUpdates + kUpdates) % kUpdates;
     if (ahead > kUpdates / 2) ahead -= kUpdates;
     ranks[updates_ + ahead].push_back(group_->members()[static_cast<size_t>(r)]);
   }

@@ -26,40 +26,29 @@
 #include <vector>
 
 #include "fusion/bucket_step.h"
-#include "fusion/carrier.h"
 #include "fusion/ready_order.h"
 #include "group/group.h"
 
 namespace farandole {
 
-struct ReducerOptions {
-  ReduceOp op = ReduceOp::mean;
-  double prescale = 1;
-  double postscale = 1;
-  BucketLimits limits;
+struct ReducerOptions : BucketOptions {
   bool overlap = true;           // false: everything is launched in launch_rest()
   bool sparse_as_dense = false;  // sparse gradients keep their room in the buckets
-  std::string label = "gradients";
 };
 
-class Reducer {
+class Reducer final : public BucketStep {
  public:
   /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
   /// first thing that differs. The group lives on. `interrupted` is that of Group::wait_for.
   Reducer(
       std::shared_ptr<Group> group, std::vector<Parameter> parameters, ReducerOptions options,
       const std::function<void()>& interrupted = [] {});
+  ~Reducer() { end(); }
 
-  Group& group() const { return *group_; }
-  const std::vector<Parameter>& parameters() const { return parameters_; }
-  const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// Memory of a tensor alone is allocated when first requested: a copy may never be needed.
-  const std::shared_ptr<std::byte>& memory(size_t bucket);
   /// A large tensor, alone in its bucket: lend() reduces it where it lies.
   bool in_place(int parameter) const {
     return buckets_[places_[static_cast<size_t>(parameter)].bucket].alone;
   }
-  const std::vector<BucketPlace>& places() const { return places_; }  // by parameter
 
   /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
   /// prescale (in place when they already stand there), and launches complete buckets.
@@ -75,32 +64,19 @@ class Reducer {
   void mark_carried(int parameter, const std::function<void()>& bring, int sparse_dims = 0);
   /// While no step is open.
   void add_carrier(std::shared_ptr<Carrier> carrier) { carriers_.add(std::move(carrier)); }
-  /// The factor on a gradient that is copied into this bucket.
-  double copied_prescale(size_t bucket) const {
+  double copied_prescale(size_t bucket) const override {
     return buckets_[bucket].alone ? 1 : options_.prescale;
   }
   /// After all mark_ready() and lend() of the step have returned: launches what never became ready
   /// (as zeros). Waits for nobody; the step stays open until wait() or drain().
   void launch_rest();
-  /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
-  /// verdict, or RemoteError when a rank abandoned its backward, or Error(mismatch) on all ranks
-  /// when gradients of a parameter are sparse on some and dense on others, or ranks are in
-  /// different steps. Whatever it throws, nothing of the step is in flight on the host afterwards;
-  /// devices may still write into gradients that were reduced there, whose owners they keep.
-  bool wait(Deadline until);
-  /// Gives up a step whose backward was interrupted: the peers learn which rank it was. Waits for
-  /// nobody; the buckets belong to the step until drain().
-  void abandon();
-  /// Waits out a step that is still open; its outcome concerns nobody any more, except when the
-  /// group has failed. False when `until` passes first.
-  bool drain(Deadline until);
-
-  /// From the next step on, which no rank has begun, in the same words on every rank. A wait() then
-  /// throws Error(mismatch) on all of them where weights differ.
-  void watch_weights(WeightsWatch watch);
-  /// The step that is about to be launched compares weights, and awaits this rank's checksums.
-  bool weights_due() const;
-  void show_weights(std::vector<uint64_t> checksums);
+  /// Until this step's buckets are reduced. Throws the verdict, or RemoteError when a rank
+  /// abandoned its backward, or Error(mismatch) on all ranks when gradients of a parameter are
+  /// sparse on some and dense on others, or ranks are in different steps. Afterwards devices may
+  /// still write into gradients that were reduced there, whose owners they keep.
+  bool wait(Deadline until) override;
+  void abandon() override;
+  bool weights_due() const override;
 
   /// The optimizer has taken a step. A step of the reducer is an error on all ranks where some have
   /// taken more than others.
@@ -139,22 +115,21 @@ class Reducer {
   std::string describe() const;
 
   /// Gradients have been marked, or launched, since the last wait() or drain().
-  bool step_open() const {
+  bool step_open() const override {
     const std::lock_guard lock(mutex_);
     return marked_count_ > 0 || rest_launched_;
   }
   /// After wait(): whether any rank used the parameter.
-  bool used(int parameter) const { return (*used_)[static_cast<size_t>(parameter)] != 0; }
+  bool used(int parameter) const { return flags_.most(static_cast<size_t>(parameter)) != 0; }
   /// After wait(): the sparse dimensions of its gradient, on the rank that has most; 0 if dense.
   int sparse_dims(int parameter) const {
-    return std::max(kDense, static_cast<int>((*used_)[static_cast<size_t>(parameter)])) - kDense;
+    return std::max(kDense, flags_.most(static_cast<size_t>(parameter))) - kDense;
   }
   /// By parameter: the sparse dimensions of gradients that have no room in the buckets, or will
   /// have none in the better plan; 0 of the others.
   const std::vector<int>& left_out() const { return left_out_; }
   /// The stream's key: the same on all ranks, and no other reducer's.
   uint64_t key() const { return stream()->key(); }
-  const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
 
  private:
   void note_arrival(size_t parameter, int sparse_dims = 0);
@@ -165,28 +140,15 @@ class Reducer {
   void refuse_layouts(size_t parameter, int mine) const;
   void plan_again();
   bool leave_out_sparse(std::vector<Parameter>& parameters);
-  void allocate_buckets();
   void reset();
   void begin_step();  // under the mutex
-  uint8_t& fare(int rank);
-  void fill_settings();
-  bool compare_settings() const;
   std::optional<Error> ranks_apart();
-  std::byte* address(int parameter);
 
-  std::shared_ptr<Group> group_;
-  ReducerOptions options_;
-  std::vector<Parameter> parameters_;
-  std::vector<Bucket> buckets_;
-  std::vector<std::shared_ptr<std::byte>> memory_;  // null: nobody needed it yet
-  std::vector<BucketPlace> places_;
-  Carriers carriers_;  // end before the memory does
-
-  mutable std::mutex mutex_;        // guards everything below
-  std::optional<BucketStep> step_;  // once all ranks have agreed
+  const bool overlap_, sparse_as_dense_;
+  // The mutex guards everything below.
   ReadyOrder order_;
   // Marks of a gradient: kDense plus its sparse dimensions.
-  static constexpr int kDense = 1, kAll = 255;
+  static constexpr int kDense = 1;
   struct Plan {
     std::vector<Parameter> parameters;
     std::vector<Bucket> buckets;
@@ -208,12 +170,8 @@ class Reducer {
   int64_t updates_ = 0;
   uint64_t settings_ = 0;
   bool settings_differ_ = false;
-  // By parameter the largest of all ranks' `marked_`, and again the smallest (as 255 minus it);
-  // the same of each byte of the settings; then, by rank, kAbandoned, or kUpdated plus its updates
-  // modulo kUpdates, or 0 where it has joined. Shared with the operation in flight.
-  static constexpr size_t kSettings = sizeof(uint64_t);
+  // A rank's fare: kUpdated plus its updates modulo kUpdates, or 0 where it has joined.
   static constexpr int64_t kUpdated = 2, kUpdates = 254;
-  std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
 };
 
 }  // namespace farandole

@@ -17,9 +17,9 @@ constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be
 /// A parameter whose gradients are sparse on some ranks and dense on others; or were sparse before,
 /// and now are dense.
 std::optional<size_t> Reducer::laid_out_differently() const {
-  if (options_.sparse_as_dense) return std::nullopt;
+  if (sparse_as_dense_) return std::nullopt;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int most = (*used_)[i], least = kAll - (*used_)[parameters_.size() + i];
+    const int most = flags_.most(i), least = flags_.least(i);
     if (most != 0 && (most != least || (most == kDense && left_out_[i] > 0))) return i;
   }
   return std::nullopt;
@@ -32,7 +32,7 @@ void Reducer::refuse_layouts(size_t i, int mine) const {
   const std::string layout = mine < 0    ? "no gradient"
                              : mine == 0 ? "dense"
                                          : "sparse in " + std::to_string(mine) + " dimensions";
-  const int most = (*used_)[i], least = kAll - (*used_)[parameters_.size() + i];
+  const int most = flags_.most(i), least = flags_.least(i);
   if (most != least)
     OptionsAgreement(*group_, options_.label, [] {})
         .require_same("layout of '" + name + "'", layout,
@@ -58,12 +58,12 @@ void Reducer::plan_again() {
 
 /// Takes their room from those whose gradients turned out to be sparse; false if none is new.
 bool Reducer::leave_out_sparse(std::vector<Parameter>& parameters) {
-  if (options_.sparse_as_dense) return false;
+  if (sparse_as_dense_) return false;
   bool any = false;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if ((*used_)[i] <= kDense || left_out_[i] > 0) continue;
+    if (flags_.most(i) <= kDense || left_out_[i] > 0) continue;
     any = true;
-    left_out_[i] = (*used_)[i] - kDense;
+    left_out_[i] = flags_.most(i) - kDense;
     parameters[i].count = 0;
   }
   return any;

@@ -19,24 +19,19 @@
 #include <vector>
 
 #include "fusion/bucket_step.h"
-#include "fusion/carrier.h"
 #include "fusion/shard.h"
 #include "fusion/update_rule.h"
 #include "group/group.h"
 
 namespace farandole {
 
-struct ShardedOptions {
+struct ShardedOptions : BucketOptions {
   Optimizer optimizer = Optimizer::sgd;
   size_t slots = 0;  // of state, per element
-  ReduceOp op = ReduceOp::mean;
-  double prescale = 1, postscale = 1;
-  BucketLimits limits;
-  std::string label = "gradients";
 };
 
 /// Used by one thread at a time.
-class ShardedUpdate {
+class ShardedUpdate final : public BucketStep {
  public:
   enum class Task : uint8_t { update, norm_two, norm_infinite };
 
@@ -46,56 +41,43 @@ class ShardedUpdate {
       std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
       std::vector<size_t> hyper_group, ShardedOptions options,
       std::function<void()> interrupted = [] {});
-  ShardedUpdate(const ShardedUpdate&) = delete;
-  ShardedUpdate& operator=(const ShardedUpdate&) = delete;
+  ~ShardedUpdate() { end(); }
 
-  Group& group() const { return *group_; }
-  const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
-  const std::vector<BucketPlace>& places() const { return places_; }  // by parameter
-  const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// Memory that all ranks map: this rank's own gradients, and the parameters.
-  const std::shared_ptr<std::byte>& gradients(size_t bucket) const { return gradients_[bucket]; }
+  /// The parameters' memory, which all ranks map.
   const std::shared_ptr<std::byte>& values(size_t bucket) const { return values_[bucket]; }
+  /// Gradients in buckets are as the program has made them, and may be added to.
+  double copied_prescale(size_t) const override { return 1; }
 
   /// From now on; it outlives all tasks. Each carries buckets of its own.
-  void add_carrier(ShardCarrier& carrier) { carriers_.push_back(&carrier); }
-  void drop_carrier(const ShardCarrier& carrier) { std::erase(carriers_, &carrier); }
+  void add_carrier(ShardCarrier& carrier) { shard_carriers_.push_back(&carrier); }
+  void drop_carrier(const ShardCarrier& carrier) { std::erase(shard_carriers_, &carrier); }
   bool over_hosts() const { return over_hosts_; }
 
   /// Copies a gradient into its bucket.
   void take(size_t parameter, const std::byte* gradient);
 
   /// In place of take(): it was put there by other means.
-  void note_taken() { step_->open(); }
+  void note_taken() { open_step(); }
 
   /// Begins a task with the gradients that `present` names (by parameter). The reduced gradient is
   /// taken times `factor`. `groups`: the settings, the same on every rank.
   void begin(Task task, std::vector<uint8_t> present, std::vector<HyperParameters> groups,
              double factor);
-  /// Drives until the task is done; false when `until` passes first. Throws the verdict;
-  /// RemoteError when a rank gave the step up; Mismatch when ranks do different things. In the
-  /// latter two cases no parameter has changed. Afterwards nothing is in flight.
-  bool wait(Deadline until);
-  /// Gives the step up and tells the peers, without waiting for them.
-  void abandon();
-  /// Waits out an abandoned step. False when `until` passes first.
-  bool drain(Deadline until);
+  /// Until the task is done. Throws the verdict; RemoteError when a rank gave the step up; Mismatch
+  /// when ranks do different things, or have different weights. In the latter cases no parameter
+  /// has changed.
+  bool wait(Deadline until) override;
+  void abandon() override;
   /// Whether this rank has a gradient of it in the present task.
   bool is_present(size_t parameter) const { return present_[parameter] != 0; }
-  bool busy() const { return phase_ != Phase::resting; }
+  /// A task is under way.
+  bool step_open() const override { return phase_ != Phase::resting; }
   /// The norm of the reduced gradients times the factor; after a norm task.
   double norm() const { return norm_; }
 
-  /// From the next task on, in the same words on every rank: an update's wait() then throws
-  /// Mismatch on all of them where their parameters differ, and no parameter has changed.
-  void watch_weights(WeightsWatch watch) { step_->watch(std::move(watch)); }
-  /// The next task compares weights, and awaits this rank's checksums.
-  bool weights_due() const { return step_->weights_due(); }
-  void show_weights(std::vector<uint64_t> checksums) { step_->show_weights(std::move(checksums)); }
-
   // The optimizer's state.
 
-  size_t slots() const { return options_.slots; }
+  size_t slots() const { return slots_; }
   /// Bytes of state that this rank holds.
   size_t state_bytes() const;
   std::vector<int64_t> steps;  // updates taken, by parameter
@@ -107,7 +89,7 @@ class ShardedUpdate {
  private:
   enum class Phase : uint8_t { resting, agreeing, working, gathering, summing };
 
-  void launch_flags();
+  void launch_facts();
   void launch_buckets();
   void make_epilogues();
   std::shared_ptr<OnDevices> carried(size_t bucket);
@@ -122,29 +104,22 @@ class ShardedUpdate {
   void rest();
   std::vector<std::string> facts() const;
 
-  std::shared_ptr<Group> group_;
-  ShardedOptions options_;
+  const Optimizer optimizer_;
+  const size_t slots_;
   std::function<void()> interrupted_;
-  std::vector<Parameter> parameters_;
   std::vector<size_t> hyper_group_;
-  std::vector<Bucket> buckets_;
-  std::vector<BucketPlace> places_;
-  std::vector<std::shared_ptr<std::byte>> gradients_, values_;
+  std::vector<std::shared_ptr<std::byte>> values_;
   std::vector<std::shared_ptr<Shard>> shards_;
-  std::vector<ShardCarrier*> carriers_;
-  bool over_hosts_;
+  std::vector<ShardCarrier*> shard_carriers_;
+  const bool over_hosts_;
   std::vector<std::shared_ptr<std::byte>> reduced_;  // over hosts: this rank's part of each bucket
-  std::optional<BucketStep> step_;                   // once all ranks have agreed
 
   // The task.
   Phase phase_ = Phase::resting;
   Task task_ = Task::update;
-  bool abandoned_ = false;
   std::vector<uint8_t> present_;
   std::vector<HyperParameters> groups_;
   double factor_ = 1, norm_ = 0;
-  /// By parameter: used; by rank: gave up; then what refuse_differences() compares.
-  std::shared_ptr<std::vector<uint8_t>> flags_;
   std::vector<std::shared_ptr<PartNorm>> norms_;
   std::vector<std::shared_ptr<Epilogue>> epilogues_;  // by bucket
   std::shared_ptr<double> sum_ = std::make_shared<double>(0);

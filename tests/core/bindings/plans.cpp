@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/bucket_plans.h"
+#include "bindings/bucket_steps.h"
 #include "core/bindings/bind.h"
 #include "fusion/bucket_plan.h"
 

@@ -325,7 +325,7 @@ class GradientExchange(Hooked):
         """Ends what is open, and lets go of the buckets, which may move."""
         if self.reducing:
             self._finish_pass()
-        elif self.reducer.step_open:
+        else:
             self.reducer.drain()  # of a pass that failed
         self._gradients.forget_places()
 

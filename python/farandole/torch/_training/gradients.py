@@ -80,8 +80,7 @@ class Gradients:
     def retire(self) -> None:
         """Drains the reducer, as a successor with its own follows."""
         self._sparse.drain()
-        if self._reducer.step_open:
-            self._reducer.drain()
+        self._reducer.drain()
         self.forget_places()
 
     def forget_places(self) -> None:
@@ -130,8 +129,7 @@ class Gradients:
     def begin(self) -> None:
         """Begins a pass that reduces."""
         self._sparse.drain()  # of a pass that failed
-        if self._reducer.step_open:
-            self._reducer.drain()
+        self._reducer.drain()
         if self._reducer.has_better_plan:
             self.forget_places()
             self._reducer.take_better_plan()

@@ -121,7 +121,7 @@ class Shards(Hooked):
         bucket]."""
         self._mapped = Bytes()
         buckets = range(len(self.update.buckets))
-        self._gradients = [self._mapped.whole(b, self.update.gradients) for b in buckets]
+        self._gradients = [self._mapped.whole(b, self.update.memory) for b in buckets]
         self._views = self.views(self._gradients)
         self._addresses = [view.data_ptr() for view in self._views]
         self._note_versions()
@@ -325,8 +325,7 @@ class Shards(Hooked):
     @contextmanager
     def _abandoning(self) -> Iterator[None]:
         """Tells the other ranks when this rank refuses a step on its own."""
-        if self.update.busy:
-            self.update.drain()  # of a step that was given up
+        self.update.drain()  # of a step that was given up
         try:
             yield
         except BaseException:
@@ -403,8 +402,7 @@ class Shards(Hooked):
 
     def gather(self, slot: int) -> list[torch.Tensor]:
         """By parameter, that number of every element's state. Collective."""
-        if self.update.busy:
-            self.update.drain()
+        self.update.drain()
         wholes = [torch.empty_like(memory) for memory in self._gradients]
         for b, whole in enumerate(wholes):
             self.update.gather_state(b, slot, whole.data_ptr())
