@@ -5,7 +5,6 @@
 #include "bindings/bind.h"
 #include "bindings/bucket_steps.h"
 #include "bindings/waiting.h"
-#include "engine/fork.h"
 
 namespace farandole {
 namespace {
@@ -77,12 +76,7 @@ void bind_bucket_step(py::module_& module) {
             wait_or_raise(s.group(), [&](Deadline d) { return s.drain(d); }, timeout);
           },
           py::arg("timeout") = py::none())
-      .def("abandon",
-           [](BucketStep& s) {
-             refuse_in_child();
-             const py::gil_scoped_release unlocked;
-             s.abandon();
-           })
+      .def("abandon", &BucketStep::abandon, kUnlocked)
       .def_property_readonly("step_open", &BucketStep::step_open)
       .def(
           "watch_weights",

@@ -3,6 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/bucket_steps.h"
 #include "bindings/device_arrays.h"
 #include "bindings/waiting.h"
 #include "devices/device_gradients.h"
@@ -12,34 +13,27 @@
 namespace farandole {
 namespace {
 
-std::shared_ptr<DeviceGradients> carry(Reducer& reducer, int device,
-                                       const std::vector<bool>& carried) {
+/// Makes a carrier of a step's gradients on a device.
+template <typename Made, typename Step>
+std::shared_ptr<Made> carry(Step& step, int device, std::vector<bool> carried) {
   refuse_in_child();
   require_cuda("a parameter");
-  if (carried.size() != reducer.parameters().size())
+  if (carried.size() != step.parameters().size())
     throw Error(ErrorCode::invalid_argument, "`carried` has a value for each parameter");
   const py::gil_scoped_release unlocked;
-  auto gradients = std::make_shared<DeviceGradients>(reducer, device, carried);
-  reducer.add_carrier(gradients);
-  return gradients;
+  auto made = std::make_shared<Made>(step, device, std::move(carried));
+  step.add_carrier(made);
+  return made;
 }
 
 void bind_device_shards(py::module_& module) {
-  py::class_<DeviceShards>(module, "DeviceShards",
-                           "A sharded update's parameters on a device: updated there, or brought "
-                           "to its buckets and back. `carried`: by parameter, whether it lies "
-                           "there.",
-                           kEndsUnlocked)
-      .def(py::init([](ShardedUpdate& update, int device, std::vector<bool> carried) {
-             refuse_in_child();
-             require_cuda("a parameter");
-             if (carried.size() != update.places().size())
-               throw Error(ErrorCode::invalid_argument, "`carried` has a value for each parameter");
-             const py::gil_scoped_release unlocked;
-             return std::make_unique<DeviceShards>(update, device, std::move(carried),
-                                                   look_for_signals);
-           }),
-           py::arg("update"), py::arg("device"), py::arg("carried"), py::keep_alive<1, 2>())
+  py::class_<DeviceShards, std::shared_ptr<DeviceShards>>(
+      module, "DeviceShards",
+      "A sharded update's parameters on a device: updated there, or brought to its buckets and "
+      "back. `carried`: by parameter, whether it lies there.",
+      kEndsUnlocked)
+      .def(py::init(&carry<DeviceShards, ShardedUpdate>), py::arg("update"), py::arg("device"),
+           py::arg("carried"), py::keep_alive<1, 2>())
       .def(
           "bring",
           [](DeviceShards& s, size_t parameter, uintptr_t gradient, uint64_t stream,
@@ -51,40 +45,13 @@ void bind_device_shards(py::module_& module) {
           },
           py::arg("parameter"), py::arg("gradient"), py::arg("stream"), py::arg("owner"),
           "In place of take(): contiguous elements on the device, which are made in `stream`.")
-      .def(
-          "bring_value",
-          [](DeviceShards& s, size_t parameter, uintptr_t value, uint64_t stream) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
-            s.bring_value(parameter, value, stream);
-          },
-          py::arg("parameter"), py::arg("value"), py::arg("stream"),
-          "Before an update: where a parameter is.")
-      .def(
-          "bring_all",
-          [](DeviceShards& s) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
-            s.bring_all();
-          },
-          "Before a norm: all gradients come to the host.")
-      .def(
-          "arrive",
-          [](DeviceShards& s) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
-            s.arrive();
-          },
-          "Waits until all that goes by the host is there.")
+      .def("bring_value", &DeviceShards::bring_value, py::arg("parameter"), py::arg("value"),
+           py::arg("stream"), kUnlocked, "Before an update: where a parameter is.")
       .def(
           "take_back",
           [](DeviceShards& s, const std::vector<std::pair<size_t, uintptr_t>>& values,
-             uint64_t stream) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
-            s.take_back(values, stream);
-          },
-          py::arg("values"), py::arg("stream"),
+             uint64_t stream) { s.take_back(values, stream); },
+          py::arg("values"), py::arg("stream"), kUnlocked,
           "After an update: what was updated, and where it is. What is put into `stream` from now "
           "on finds it there.");
 }
@@ -98,8 +65,8 @@ void bind_device_gradients(py::module_& module) {
       "Has a device's gradients reduced: where they lie, or in a reducer's buckets. `carried`: by "
       "parameter, whether its gradients lie there.",
       kEndsUnlocked)
-      .def(py::init(&carry), py::arg("reducer"), py::arg("device"), py::arg("carried"),
-           py::keep_alive<1, 2>())
+      .def(py::init(&carry<DeviceGradients, Reducer>), py::arg("reducer"), py::arg("device"),
+           py::arg("carried"), py::keep_alive<1, 2>())
       .def(
           "bring",
           [](DeviceGradients& g, int parameter, uintptr_t gradient, uint64_t stream,

@@ -4,7 +4,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/bucket_steps.h"
-#include "engine/fork.h"
+#include "bindings/waiting.h"
 #include "fusion/reducer.h"
 
 namespace farandole {
@@ -38,11 +38,9 @@ void bind_reducer(py::module_& module) {
       .def(
           "mark_ready",
           [](Reducer& r, int parameter, uintptr_t gradient, int sparse_dims) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
             r.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient), sparse_dims);
           },
-          py::arg("parameter"), py::arg("gradient"), py::arg("sparse_dims") = 0)
+          py::arg("parameter"), py::arg("gradient"), py::arg("sparse_dims") = 0, kUnlocked)
       .def(
           "lend",
           [](Reducer& r, int parameter, uintptr_t gradient, const py::object& owner,
@@ -54,19 +52,9 @@ void bind_reducer(py::module_& module) {
           },
           py::arg("parameter"), py::arg("gradient"), py::arg("owner"), py::arg("sparse_dims") = 0)
       .def("in_place", &Reducer::in_place, py::arg("parameter"))
-      .def("launch_rest",
-           [](Reducer& r) {
-             refuse_in_child();
-             const py::gil_scoped_release unlocked;
-             r.launch_rest();
-           })
+      .def("launch_rest", &Reducer::launch_rest, kUnlocked)
       .def_property_readonly("has_better_plan", &Reducer::has_better_plan)
-      .def("take_better_plan",
-           [](Reducer& r) {
-             refuse_in_child();
-             const py::gil_scoped_release unlocked;
-             r.take_better_plan();
-           })
+      .def("take_better_plan", &Reducer::take_better_plan, kUnlocked)
       .def("describe", &Reducer::describe)
       .def("show_settings", &Reducer::show_settings, py::arg("settings"))
       .def_property_readonly("settings_differ", &Reducer::settings_differ)

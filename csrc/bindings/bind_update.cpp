@@ -4,7 +4,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/bucket_steps.h"
-#include "engine/fork.h"
+#include "bindings/waiting.h"
 #include "fusion/sharded_update.h"
 
 namespace farandole {
@@ -66,11 +66,9 @@ void bind_sharded_update(py::module_& module) {
       .def(
           "take",
           [](ShardedUpdate& u, size_t parameter, uintptr_t gradient) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
             u.take(parameter, pointer(gradient));
           },
-          py::arg("parameter"), py::arg("gradient"))
+          py::arg("parameter"), py::arg("gradient"), kUnlocked)
       .def(
           "begin",
           [](ShardedUpdate& u, const std::string& task, const py::bytes& present,
@@ -89,11 +87,9 @@ void bind_sharded_update(py::module_& module) {
       .def(
           "gather_state",
           [](ShardedUpdate& u, size_t bucket, size_t slot, uintptr_t whole) {
-            refuse_in_child();
-            const py::gil_scoped_release unlocked;
             u.gather_state(bucket, slot, pointer(whole));
           },
-          py::arg("bucket"), py::arg("slot"), py::arg("whole"))
+          py::arg("bucket"), py::arg("slot"), py::arg("whole"), kUnlocked)
       .def(
           "set_state",
           [](ShardedUpdate& u, size_t bucket, size_t slot, uintptr_t whole) {

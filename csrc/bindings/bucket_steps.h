@@ -1,13 +1,20 @@
-// Options and parameters of training steps by buckets, from Python's terms.
+// How Python calls training steps by buckets.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "bindings/bind.h"
+#include "engine/fork.h"
 #include "fusion/bucket_step.h"
 
 namespace farandole {
+
+/// For functions that run without Python's lock, and in no forked child.
+struct NotInChild {
+  NotInChild() { refuse_in_child(); }
+};
+inline constexpr py::call_guard<NotInChild, py::gil_scoped_release> kUnlocked{};
 
 /// From rows (name, elements, dtype) or (name, elements, dtype, group).
 std::vector<Parameter> parameters_from(const py::list& rows);

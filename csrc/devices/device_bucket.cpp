@@ -1,5 +1,6 @@
 #include "devices/device_bucket.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -56,31 +57,54 @@ void BucketArrival::look_for_loss() {
 
 // ---- where they lie ----
 
-BucketOnDevice::BucketOnDevice(std::shared_ptr<Steps> steps, double prescale, ToHost to_host)
+BucketOnDevice::BucketOnDevice(std::shared_ptr<Steps> steps, ToHost to_host)
     : steps_(std::move(steps)), to_host_(std::move(to_host)) {
   const auto owners = std::make_shared<Owners>();
   owners_ = owners;
   arrays_.kept = owners;
+}
+
+void BucketOnDevice::reduce_in_place(double prescale) {
   arrays_.in_place = true;
   arrays_.prescale = prescale;
 }
 
-void BucketOnDevice::add(const Bucket& bucket, const Placement& at, uint64_t address,
-                         uint64_t stream, std::shared_ptr<const void> owner) {
-  owners_.lock()->push_back(std::move(owner));
+void BucketOnDevice::add(const Bucket& bucket, const Placement& at, uint64_t gradient) {
   if (at.count == 0) return;
-  streams_.insert(stream);
   if (at.count == bucket.count) {  // all of it
-    arrays_.input = arrays_.output = address;
+    arrays_.input = arrays_.output = gradient;
     return;
   }
   const size_t element = size_of(bucket.dtype);
   for (Stretches* all : {&arrays_.inputs, &arrays_.outputs}) {
     all->skip_to(at.offset * element);
-    all->add(address, at.count * element);
+    all->add(gradient, at.count * element);
   }
-  const Buffer there{std::bit_cast<std::byte*>(address), at.count, bucket.dtype};
+  const Buffer there{std::bit_cast<std::byte*>(gradient), at.count, bucket.dtype};
   arrays_.together.push_back({there, there});
+}
+
+void BucketOnDevice::look_at(const Bucket& bucket, const Placement& at, uint64_t gradient) {
+  if (at.count == 0) return;
+  const size_t element = size_of(bucket.dtype);
+  arrays_.inputs.skip_to(at.offset * element);
+  arrays_.inputs.add(gradient, at.count * element);
+  arrays_.updates.emplace_back().whole = {Space::input, at.offset, at.count};
+}
+
+void BucketOnDevice::update(const Bucket& bucket, const Placement& at,
+                            const ParameterUpdate& update, uint64_t gradient, uint64_t value,
+                            const uint64_t (&state)[kMostSlots]) {
+  if (at.count == 0) return;
+  look_at(bucket, at, gradient);
+  const size_t element = size_of(bucket.dtype);
+  arrays_.outputs.skip_to(at.offset * element);
+  arrays_.outputs.add(value, at.count * element);
+  StepUpdate& added = arrays_.updates.back();
+  added.value = value;
+  std::ranges::copy(state, added.state);
+  added.kind = update.kind;
+  added.factors = update.factors;
 }
 
 void BucketOnDevice::let_go(uint64_t stream) {

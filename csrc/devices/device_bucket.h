@@ -1,15 +1,16 @@
-// One bucket of gradients on a device, in one training step: copied to the host and reduced there,
-// or reduced on the device.
+// One bucket of gradients on a device, in one training step: copied to the host and used there, or
+// used on the device.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "devices/staging.h"
 #include "devices/steps.h"
-#include "fusion/bucket_plan.h"
+#include "fusion/shard.h"
 
 namespace farandole {
 
@@ -53,19 +54,37 @@ class BucketArrival : public Gate {
   bool is_open_ = false;
 };
 
-/// A bucket that goes by steps where those of all ranks do.
+/// A bucket that goes by steps where those of all ranks do: reduced in place; or its parameters are
+/// updated, each rank's part where it lies, with the state that it has there; or it is a norm.
 class BucketOnDevice : public OnDevices {
  public:
   /// Starts the copies to the host, and makes them the operation's gate. By the thread that polls.
   /// `mixed`: some rank has the bucket elsewhere; else steps can run it on no rank.
   using ToHost = std::function<void(Operation& operation, BucketOnDevice& bucket, bool mixed)>;
 
-  /// `prescale`: the factor on gradients of a shared bucket, which the operation does not have.
-  BucketOnDevice(std::shared_ptr<Steps> steps, double prescale, ToHost to_host);
+  BucketOnDevice(std::shared_ptr<Steps> steps, ToHost to_host);
 
-  /// Adds a gradient: all of them, in the order of the bucket. `stream`: in which it is made.
-  void add(const Bucket& bucket, const Placement& at, uint64_t address, uint64_t stream,
-           std::shared_ptr<const void> owner);
+  /// Makes it a reduction. `prescale`: the factor on gradients of a shared bucket, which the
+  /// operation does not have.
+  void reduce_in_place(double prescale);
+  /// Makes it a norm: `terms`, an array of doubles, gets one term for each tile.
+  void take_norm(uint64_t terms, bool largest) { arrays_.norm = {terms, largest}; }
+
+  // In the order of the bucket; gradients and values lie contiguous.
+
+  /// Adds a gradient that is reduced.
+  void add(const Bucket& bucket, const Placement& at, uint64_t gradient);
+  /// Adds a gradient that a norm needs.
+  void look_at(const Bucket& bucket, const Placement& at, uint64_t gradient);
+  /// Adds a parameter that is updated. `state`: addresses of this rank's part of the bucket's.
+  void update(const Bucket& bucket, const Placement& at, const ParameterUpdate& update,
+              uint64_t gradient, uint64_t value, const uint64_t (&state)[kMostSlots]);
+  bool updates_none() const { return arrays_.updates.empty(); }
+
+  /// Waits for the work now in `stream`, in which a gradient or a value is made.
+  void follow(uint64_t stream) { streams_.insert(stream); }
+  /// Keeps what it uses until it is complete on the device.
+  void keep(std::shared_ptr<const void> owner) { owners_.lock()->push_back(std::move(owner)); }
   /// Once all are added.
   void seal() { arrays_.moments = steps_->moments(streams_); }
 
@@ -75,11 +94,11 @@ class BucketOnDevice : public OnDevices {
   /// Whether it went by steps; once the operation is complete on the host.
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }
   /// Then: Steps::hand_over.
-  void hand_over(uint64_t stream) { steps_->hand_over(arrays_, stream); }
-  /// Releases the gradients if all were made in `stream`, whose later work comes after the
+  void hand_over(std::optional<uint64_t> stream) { steps_->hand_over(arrays_, stream); }
+  /// Releases what it keeps if all was made in `stream`, whose later work comes after the
   /// operation.
   void let_go(uint64_t stream);
-  /// The gradients' owners, in order, once: for gradients that go by the host after all.
+  /// What it keeps, in order, once: for gradients that go by the host after all.
   std::vector<std::shared_ptr<const void>> take_owners();
 
  private:
@@ -88,7 +107,7 @@ class BucketOnDevice : public OnDevices {
   std::shared_ptr<Steps> steps_;
   ToHost to_host_;
   std::weak_ptr<Owners> owners_;  // kept by arrays_, and by the watch of the operation
-  std::set<uint64_t> streams_;    // in which gradients are made
+  std::set<uint64_t> streams_;
   StepArrays arrays_;
 };
 

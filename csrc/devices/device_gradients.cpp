@@ -1,14 +1,10 @@
 #include "devices/device_gradients.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "devices/staged_arrays.h"
 #include "devices/step_call.h"
-#include "engine/fork.h"
 
 namespace farandole {
 namespace {
@@ -17,56 +13,20 @@ namespace {
 /// its launches: on all ranks at once, whichever of them have noticed.
 constexpr uint64_t kLaunchesBetweenTries = 16;
 
-size_t bytes_of(const Placement& p, const Bucket& bucket) {
-  return p.count * size_of(bucket.dtype);
-}
-
-size_t whole_pages(size_t bytes) {
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return (bytes + page - 1) / page * page;
-}
-
-/// Null where a setting rules steps out, or gradients of another device of this rank have them.
-std::shared_ptr<Steps> steps_of(const Reducer& reducer, int device) {
-  Group& group = reducer.group();
-  if (group.engine()->options().device_path == "staged" || !group.defaults().algorithm.empty())
-    return nullptr;
-  // Where devices share no buckets there is NCCL alone.
-  const std::string no_buckets = Steps::why_no_buckets(group);
-  if (group.defaults().level == Determinism::canonical && !no_buckets.empty()) {
-    warn_of_level(group, no_buckets);
-    return nullptr;
-  }
-  return Steps::of(group, reducer.stream(), device);
-}
-
 }  // namespace
 
 DeviceGradients::DeviceGradients(Reducer& reducer, int device, std::vector<bool> carried)
-    : reducer_(reducer),
-      device_(device),
-      carried_(std::move(carried)),
-      staging_(Staging::of(*reducer.group().engine())),
-      queue_(or_fail_group(reducer.group(), [&] { return staging_->queue(device); })),
-      homes_(carried_.size()) {
+    : DeviceCarrier(reducer, device, std::move(carried)), reducer_(reducer) {
   check_level_of_way(reducer.group(), CollectiveSpec{Collective::all_reduce});
   look_at_buckets();
 }
 
-DeviceGradients::~DeviceGradients() { wait_for_copies(); }
-
 void DeviceGradients::look_at_buckets() {
   buckets_.clear();
   bool any = false;
-  for (const Bucket& bucket : reducer_.buckets()) {
-    BucketState& state = buckets_.emplace_back();
-    state.on_device =
-        bucket.count > 0 && std::ranges::all_of(bucket.placements, [&](const Placement& p) {
-          return p.count == 0 || carries(static_cast<size_t>(p.parameter));
-        });
-    any |= state.on_device;
-  }
-  if (any && !steps_) steps_ = steps_of(reducer_, device_);
+  for (const Bucket& bucket : reducer_.buckets())
+    any |= buckets_.emplace_back().on_device = has_all_of(bucket);
+  if (any) open_steps(true);
 }
 
 void DeviceGradients::bring(int parameter, uint64_t address, uint64_t stream,
@@ -79,41 +39,12 @@ void DeviceGradients::bring(int parameter, uint64_t address, uint64_t stream,
     const size_t b = reducer_.places()[i].bucket;
     if (may_stay(buckets_[b])) return;
     for (const Placement& p : reducer_.buckets()[b].placements)
-      if (p.parameter == parameter) copy_to_host(p, b);
+      if (p.parameter == parameter) copy_gradient(p, b);
   };
   reducer_.mark_carried(parameter, [&] { or_fail_group(reducer_.group(), begin); }, sparse_dims);
 }
 
-void DeviceGradients::copy_to_host(const Placement& placement, size_t b) {
-  const Bucket& bucket = reducer_.buckets()[b];
-  DevicePages& pages = buckets_[b].pages;
-  if (!pages) pages = queue_->register_pages(reducer_.memory(b).get(), whole_pages(bucket.bytes()));
-  Home& home = homes_[static_cast<size_t>(placement.parameter)];
-  queue_->copy_to_host(pages, home.address, bytes_of(placement, bucket),
-                       placement.offset * size_of(bucket.dtype));
-  home.copied = true;
-}
-
 // ---- when a bucket is launched ----
-
-Carried DeviceGradients::launch(size_t b) {
-  const Bucket& bucket = reducer_.buckets()[b];
-  if (std::ranges::none_of(bucket.placements, [&](const Placement& p) {
-        return carries(static_cast<size_t>(p.parameter));
-      }))
-    return {};
-  return or_fail_group(reducer_.group(), [&]() -> Carried {
-    reducer_.memory(b);  // made early: the bucket may go by the host after all
-    const std::lock_guard lock(mutex_);
-    BucketState& state = buckets_[b];
-    const bool tries = may_stay(state), stays = tries && is_whole(bucket);
-    ++state.launches;
-    if (tries && !stays) try_later(state);
-    state.by_steps = stays ? leave_on_device(b) : nullptr;
-    if (stays) return {nullptr, state.by_steps};
-    return {bring_to_host(b)};
-  });
-}
 
 /// Whether this bucket's gradients are left on the device, in the step that is open.
 bool DeviceGradients::may_stay(const BucketState& state) const {
@@ -134,66 +65,45 @@ bool DeviceGradients::is_whole(const Bucket& bucket) const {
 
 std::shared_ptr<BucketOnDevice> DeviceGradients::leave_on_device(size_t b) {
   const Bucket& bucket = reducer_.buckets()[b];
-  auto to_host = [weak = weak_from_this(), b](Operation& operation, BucketOnDevice& by_steps,
-                                              bool mixed) {
-    const auto self = weak.lock();
-    if (!self) throw Error(ErrorCode::aborted, "the optimizer of these gradients has gone");
-    self->go_by_host(b, operation, by_steps, mixed);
-  };
-  auto by_steps =
-      std::make_shared<BucketOnDevice>(steps_, reducer_.copied_prescale(b), std::move(to_host));
+  BucketState& state = buckets_[b];
+  const bool tries = may_stay(state), stays = tries && is_whole(bucket);
+  ++state.launches;
+  if (tries && !stays) try_later(state);
+  state.by_steps = stays ? make_on_device(b) : nullptr;
+  if (!stays) return nullptr;
+  state.by_steps->reduce_in_place(reducer_.copied_prescale(b));
   for (const Placement& p : bucket.placements) {
     Home& home = homes_[static_cast<size_t>(p.parameter)];
-    by_steps->add(bucket, p, home.address, home.stream, std::move(home.owner));
+    state.by_steps->add(bucket, p, home.address);
+    if (p.count > 0) state.by_steps->follow(home.stream);
+    state.by_steps->keep(std::move(home.owner));
     home.brought = false;
   }
-  by_steps->seal();
-  return by_steps;
+  state.by_steps->seal();
+  return state.by_steps;
 }
 
-/// Starts the copies of a bucket to the host. Returns the gate that waits for them.
-std::shared_ptr<Gate> DeviceGradients::bring_to_host(size_t b) {
-  const Bucket& bucket = reducer_.buckets()[b];
-  auto gate =
-      std::make_shared<BucketArrival>(staging_, queue_, reducer_.group().engine()->host().rank,
-                                      bucket.dtype, reducer_.copied_prescale(b));
-  std::byte* const memory = reducer_.memory(b).get();
-  CopiesUntil until;
-  for (const Placement& p : bucket.placements) {
-    if (!carries(static_cast<size_t>(p.parameter))) continue;
+void DeviceGradients::give_up(size_t b, BucketOnDevice& by_steps, bool mixed) {
+  BucketState& state = buckets_[b];
+  state.never_by_steps |= !mixed;
+  try_later(state);
+  auto owners = by_steps.take_owners();
+  for (size_t i = 0; i < owners.size(); ++i) {
+    const Placement& p = reducer_.buckets()[b].placements[i];
     Home& home = homes_[static_cast<size_t>(p.parameter)];
-    if (home.brought && !home.copied) copy_to_host(p, b);
-    until.has_to_host |= home.brought;
-    gate->add(memory + p.offset * size_of(bucket.dtype), p.count, home.brought,
-              std::move(home.owner));
+    home.owner = std::move(owners[i]);
+    home.brought = p.count > 0;
+  }
+}
+
+std::shared_ptr<Gate> DeviceGradients::bring_to_host(size_t b) {
+  auto gate = DeviceCarrier::bring_to_host(b);
+  for (const Placement& p : reducer_.buckets()[b].placements) {
+    Home& home = homes_[static_cast<size_t>(p.parameter)];
+    home.owner = nullptr;
     home.brought = home.copied = false;
   }
-  if (until.has_to_host) until.to_host = queue_->mark(kToHost);
-  until.has_to_device = returned_.has_value();
-  until.to_device = returned_.value_or(0);
-  gate->open_after(until);
   return gate;
-}
-
-/// By the thread that polls.
-void DeviceGradients::go_by_host(size_t b, Operation& operation, BucketOnDevice& by_steps,
-                                 bool mixed) {
-  try {
-    const std::lock_guard lock(mutex_);
-    BucketState& state = buckets_[b];
-    state.never_by_steps |= !mixed;
-    try_later(state);
-    auto owners = by_steps.take_owners();
-    for (size_t i = 0; i < owners.size(); ++i) {
-      const Placement& p = reducer_.buckets()[b].placements[i];
-      Home& home = homes_[static_cast<size_t>(p.parameter)];
-      home.owner = std::move(owners[i]);
-      home.brought = p.count > 0;
-    }
-    operation.gate = bring_to_host(b);
-  } catch (const Error& error) {
-    throw on_rank(error, reducer_.group().engine()->host().rank);
-  }
 }
 
 // ---- when the step's buckets are reduced ----
@@ -221,27 +131,19 @@ void DeviceGradients::copy_back(std::span<const int> parameters, uint64_t stream
     const BucketState& state = buckets_[at.bucket];
     const Parameter& p = reducer_.parameters()[i];
     if (p.count == 0 || (state.by_steps && state.by_steps->launched())) continue;  // never left
-    queue_->copy_to_device(homes_[i].address, state.pages, p.count * size_of(p.dtype), at.offset);
+    queue_->copy_to_device(homes_[i].address, pages_[at.bucket], p.count * size_of(p.dtype),
+                           at.offset);
     copied = true;
   }
-  if (!copied) return;
-  returned_ = queue_->mark(kToDevice);
-  queue_->precede(stream);
+  if (copied) note_returned(stream);
 }
 
 void DeviceGradients::let_go() {
   const std::lock_guard lock(mutex_);
   wait_for_copies();
+  pages_ = std::vector<DevicePages>(reducer_.buckets().size());
   look_at_buckets();
   returned_.reset();
-}
-
-void DeviceGradients::wait_for_copies() noexcept {
-  if (in_child()) return;
-  try {
-    for (const CudaWay way : {kToHost, kToDevice}) queue_->synchronize(way);
-  } catch (const Error&) {  // NOLINT: of a device that is lost none is under way
-  }
 }
 
 }  // namespace farandole

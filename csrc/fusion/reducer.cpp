@@ -7,7 +7,7 @@
 namespace farandole {
 namespace {
 
-std::string words(const ReducerOptions& o) {
+std::string further_words(const ReducerOptions& o) {
   return ", in_place_bytes " + std::to_string(o.limits.alone_bytes) +
          (o.sparse_as_dense ? ", sparse_as_dense" : "");
 }
@@ -26,7 +26,7 @@ std::vector<Parameter> with_meaning(std::vector<Parameter> parameters, ReduceOp 
 Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
                  ReducerOptions options, const std::function<void()>& interrupted)
     : BucketStep(std::move(group), with_meaning(std::move(parameters), options.op), options,
-                 words(options), interrupted),
+                 further_words(options), interrupted),
       overlap_(options.overlap),
       sparse_as_dense_(options.sparse_as_dense),
       order_(parameters_.size()),

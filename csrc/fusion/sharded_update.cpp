@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kTaskNames[] = {"step", "norm", "infinity norm"};
 
-std::string words(const ShardedOptions& o) {
+std::string update_words(const ShardedOptions& o) {
   return ", sharded update by " + std::string(kOptimizerNames[static_cast<size_t>(o.optimizer)]) +
          " with " + std::to_string(o.slots) + " numbers of state per element";
 }
@@ -44,8 +44,8 @@ uint64_t hash_of(const std::vector<std::string>& texts) {
 ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
                              std::vector<size_t> hyper_group, ShardedOptions options,
                              std::function<void()> interrupted)
-    : BucketStep(std::move(group), updatable(std::move(in_ready_order)), options, words(options),
-                 interrupted),
+    : BucketStep(std::move(group), updatable(std::move(in_ready_order)), options,
+                 update_words(options), interrupted),
       steps(parameters_.size()),
       optimizer_(options.optimizer),
       slots_(options.slots),
@@ -230,21 +230,10 @@ void ShardedUpdate::launch_buckets() {
       result = {reduced_[b].get(), shards_[b]->count(), bucket.dtype};
     } else {
       what.epilogue = epilogues_[b];
-      what.on_devices = carried(b);
     }
-    launch("bucket " + std::to_string(b), std::move(what), gradients, result, memory_of(b));
+    launch_bucket(b, std::move(what), gradients, result, memory_of(b));
   }
   phase_ = Phase::working;
-}
-
-std::shared_ptr<OnDevices> ShardedUpdate::carried(size_t bucket) {
-  for (ShardCarrier* carrier : shard_carriers_) {
-    auto on_devices = task_ == Task::update
-                          ? carrier->launch(bucket, *shards_[bucket])
-                          : carrier->launch_norm(bucket, *shards_[bucket], norm_of(task_));
-    if (on_devices) return on_devices;
-  }
-  return nullptr;
 }
 
 /// Over hosts: this rank's part of each bucket is reduced.

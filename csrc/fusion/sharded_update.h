@@ -48,9 +48,12 @@ class ShardedUpdate final : public BucketStep {
   /// Gradients in buckets are as the program has made them, and may be added to.
   double copied_prescale(size_t) const override { return 1; }
 
-  /// From now on; it outlives all tasks. Each carries buckets of its own.
-  void add_carrier(ShardCarrier& carrier) { shard_carriers_.push_back(&carrier); }
-  void drop_carrier(const ShardCarrier& carrier) { std::erase(shard_carriers_, &carrier); }
+  /// While no task is under way.
+  template <typename CarrierOfShards>
+  void add_carrier(std::shared_ptr<CarrierOfShards> carrier) {
+    shard_carriers_.push_back(carrier.get());
+    carriers_.add(std::move(carrier));
+  }
   bool over_hosts() const { return over_hosts_; }
 
   /// Copies a gradient into its bucket.
@@ -68,6 +71,8 @@ class ShardedUpdate final : public BucketStep {
   /// has changed.
   bool wait(Deadline until) override;
   void abandon() override;
+  Task task() const { return task_; }
+  Shard& shard(size_t bucket) const { return *shards_[bucket]; }
   /// Whether this rank has a gradient of it in the present task.
   bool is_present(size_t parameter) const { return present_[parameter] != 0; }
   /// A task is under way.
@@ -92,7 +97,6 @@ class ShardedUpdate final : public BucketStep {
   void launch_facts();
   void launch_buckets();
   void make_epilogues();
-  std::shared_ptr<OnDevices> carried(size_t bucket);
   std::shared_ptr<const void> memory_of(size_t bucket) const;
   void apply_to_parts();
   void launch_gathers();
@@ -110,7 +114,7 @@ class ShardedUpdate final : public BucketStep {
   std::vector<size_t> hyper_group_;
   std::vector<std::shared_ptr<std::byte>> values_;
   std::vector<std::shared_ptr<Shard>> shards_;
-  std::vector<ShardCarrier*> shard_carriers_;
+  std::vector<ShardCarrier*> shard_carriers_;  // of carriers_
   const bool over_hosts_;
   std::vector<std::shared_ptr<std::byte>> reduced_;  // over hosts: this rank's part of each bucket
 

@@ -180,7 +180,6 @@ def take_step(
 ) -> None:
     shards.bring(0, gradient.address, gradient.stream.value or 0, gradient)
     shards.bring_value(0, value.address, value.stream.value or 0)
-    shards.arrive()
     update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)])
     update.wait()
     shards.take_back([(0, value.address)], value.stream.value or 0)

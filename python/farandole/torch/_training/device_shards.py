@@ -4,6 +4,7 @@ way into the update's buckets, and back."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -11,12 +12,11 @@ from farandole import _core
 from farandole._core import InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.layouts import Strides
-from farandole.torch._training.on_device import misplaced, several
+from farandole.torch._training.on_device import Carriers
 
 
-class DeviceShards:
-    """The parameters of one optimizer that are on devices, if any. These stay where they are, and
-    gradients where autograd makes them.
+class DeviceShards(Carriers[_core.DeviceShards]):
+    """Parameters and gradients of a sharded update. They stay where they are.
 
     Args:
         named: the parameters, in the update's order.
@@ -29,15 +29,10 @@ class DeviceShards:
         named: Sequence[tuple[str, torch.Tensor]],
         strides: Sequence[Strides],
     ) -> None:
-        self._devices = [_devices.device_of(p) for _, p in named]
-        self.has = [device is not None for device in self._devices]
+        super().__init__(partial(_core.DeviceShards, update), named)
         self._named = named
         self._strides = strides
         self._update = update
-        self._shards = {
-            device: _core.DeviceShards(update, device, [d == device for d in self._devices])
-            for device in several(self._devices)
-        }
         # By parameter: address and version of the gradient that stands in the bucket.
         self._brought: dict[int, tuple[int, int]] = {}
         for (_, p), there, agreed in zip(named, self.has, strides, strict=True):
@@ -48,14 +43,11 @@ class DeviceShards:
     def bring(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
         """Copies a gradient to its bucket, after the work now in this thread's stream. Returns the
         gradient to use from now on: the same, unless it had to be laid out otherwise."""
-        name, p = self._named[i]
-        device = self._devices[i]
-        if device is None or _devices.device_of(gradient) != device:
-            raise misplaced(name, gradient, device)
+        carrier, stream = self._of(i, gradient)
+        _, p = self._named[i]
         if gradient.stride() != self._strides[i] or gradient.dtype != p.dtype:
             gradient = _devices.laid_out(gradient, self._strides[i], p.dtype)
-        stream = _devices.current_stream(device)
-        self._shards[device].bring(i, gradient.data_ptr(), stream, gradient)
+        carrier.bring(i, gradient.data_ptr(), stream, gradient)
         self._brought[i] = gradient.data_ptr(), gradient._version
         return gradient
 
@@ -63,29 +55,22 @@ class DeviceShards:
         """Whether that gradient is in its bucket, with all that PyTorch counts as changes."""
         return self._brought.get(i) == (gradient.data_ptr(), gradient._version)
 
-    def begin(self, *, updates: bool) -> None:
-        """Before a task: all that goes by the host is there. Waits for the devices then."""
-        if not self._shards:
-            return
+    def bring_values(self) -> None:
+        """Before an update."""
         self._steps = list(self._update.steps)
-        if updates:
-            streams = {device: _devices.current_stream(device) for device in self._shards}
-            for i, (name, p) in enumerate(self._named):
-                device = self._devices[i]
-                if device is None:
-                    continue
-                if _devices.device_of(p) != device or p.stride() != self._strides[i]:
-                    raise moved_away(name)
-                self._shards[device].bring_value(i, p.data_ptr(), streams[device])
-        for shards in self._shards.values():
-            if not updates:
-                shards.bring_all()
-            shards.arrive()
+        streams = {device: _devices.current_stream(device) for device in self._carriers}
+        for i, (name, p) in enumerate(self._named):
+            device = self._devices[i]
+            if device is None:
+                continue
+            if _devices.device_of(p) != device or p.stride() != self._strides[i]:
+                raise moved_away(name)
+            self._carriers[device].bring_value(i, p.data_ptr(), streams[device])
 
     def end(self) -> None:
         """Called after an update: work that this thread queues on its streams from now on finds the
         new parameters. The host does not wait."""
-        if not self._shards:
+        if not self._carriers:
             return
         back: dict[int, list[tuple[int, int]]] = {}
         new = enumerate(zip(self._named, self._steps, self._update.steps, strict=True))
@@ -94,7 +79,7 @@ class DeviceShards:
             if device is not None and after != before:
                 back.setdefault(device, []).append((i, p.data_ptr()))
         for device, values in back.items():
-            self._shards[device].take_back(values, _devices.current_stream(device))
+            self._carriers[device].take_back(values, _devices.current_stream(device))
 
     def forget(self) -> None:
         """Gradients that were brought count no more."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 
@@ -10,27 +12,56 @@ from farandole import _core
 from farandole._core import InvalidArgument
 from farandole.torch import _devices
 
+C = TypeVar("C", _core.DeviceGradients, _core.DeviceShards)
 
-class OnDevices:
-    """The gradients of one optimizer that are on devices; there may be none."""
 
-    def __init__(self, reducer: _core.Reducer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+class Carriers(Generic[C]):
+    """The parameters of one optimizer that are on devices, each brought by its device's carrier;
+    there may be none.
+
+    Args:
+        make: a device's, from whether each parameter lies there.
+    """
+
+    def __init__(
+        self, make: Callable[[int, list[bool]], C], named: Sequence[tuple[str, torch.Tensor]]
+    ) -> None:
         self._devices = [_devices.device_of(p) for _, p in named]
         self.has = [device is not None for device in self._devices]
         self._names = [name for name, _ in named]
-        self._brought: dict[int, torch.Tensor] = {}  # in this step
-        self._carriers = {
-            device: _core.DeviceGradients(reducer, device, [d == device for d in self._devices])
-            for device in several(self._devices)
+        several = sorted({device for device in self._devices if device is not None})
+        self._carriers: dict[int, C] = {
+            d: make(d, [of == d for of in self._devices]) for d in several
         }
 
-    def bring(self, i: int, gradient: torch.Tensor, sparse_dims: int) -> None:
-        """The reduced one will stand in the same memory."""
+    def _of(self, i: int, gradient: torch.Tensor) -> tuple[C, int]:
+        """The carrier of a gradient, and the stream in which it is made."""
         device = self._devices[i]
         if device is None or _devices.device_of(gradient) != device:
             raise self.misplaced(i, gradient)
-        stream = _devices.current_stream(device)
-        self._carriers[device].bring(i, gradient.data_ptr(), stream, gradient, sparse_dims)
+        return self._carriers[device], _devices.current_stream(device)
+
+    def misplaced(self, i: int, gradient: torch.Tensor) -> InvalidArgument:
+        device = self._devices[i]
+        was = "the CPU" if device is None else f"cuda:{device}"
+        return InvalidArgument(
+            f"the gradient of '{self._names[i]}' is on {gradient.device}, and the parameter was on "
+            f"{was} when the DistributedOptimizer was made\n"
+            "  advice: move the model first, and make the DistributedOptimizer then"
+        )
+
+
+class OnDevices(Carriers[_core.DeviceGradients]):
+    """Gradients that are reduced."""
+
+    def __init__(self, reducer: _core.Reducer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        super().__init__(partial(_core.DeviceGradients, reducer), named)
+        self._brought: dict[int, torch.Tensor] = {}  # in this step
+
+    def bring(self, i: int, gradient: torch.Tensor, sparse_dims: int) -> None:
+        """The reduced one will stand in the same memory."""
+        carrier, stream = self._of(i, gradient)
+        carrier.bring(i, gradient.data_ptr(), stream, gradient, sparse_dims)
         self._brought[i] = gradient
 
     def take_back(self, wanted: Sequence[int]) -> None:
@@ -46,21 +77,3 @@ class OnDevices:
 
     def forget(self) -> None:
         self._brought.clear()
-
-    def misplaced(self, i: int, gradient: torch.Tensor) -> InvalidArgument:
-        return misplaced(self._names[i], gradient, self._devices[i])
-
-
-def several(devices: Sequence[int | None]) -> list[int]:
-    """The different devices in order, without the host (None)."""
-    return sorted({device for device in devices if device is not None})
-
-
-def misplaced(name: str, gradient: torch.Tensor, device: int | None) -> InvalidArgument:
-    """`device`: where the parameter was; None: on the host."""
-    was = "the CPU" if device is None else f"cuda:{device}"
-    return InvalidArgument(
-        f"the gradient of '{name}' is on {gradient.device}, and the parameter was on {was} when "
-        "the DistributedOptimizer was made\n"
-        "  advice: move the model first, and make the DistributedOptimizer then"
-    )

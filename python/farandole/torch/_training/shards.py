@@ -33,7 +33,6 @@ from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import part_of_a_graph, reshaped
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
-from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.watched import has_changed, unheard, watch
 from farandole.torch._training.weighing import not_weighed
@@ -234,7 +233,7 @@ class Shards(Hooked):
             watch(grad)
             return
         if not grad.is_cpu:
-            raise misplaced(self.names[i], grad, None)
+            raise self._there.misplaced(i, grad)
         view = self._views[i]
         if p.dtype != view.dtype:
             raise moved_away(self.names[i])
@@ -276,7 +275,7 @@ class Shards(Hooked):
         if self._finite.looks and self._finite.numerics.is_error:
             self._require_finite(present, groups, mine)
         with self._abandoning():
-            self._there.begin(updates=True)
+            self._there.bring_values()
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
         self._begin_step()
@@ -292,7 +291,6 @@ class Shards(Hooked):
     ) -> None:
         """Before weights change. By the norm of all ranks' gradients, which hears of ranks that
         refuse the step."""
-        self._there.begin(updates=False)
         self.update.begin("norm inf", present, groups, 1.0)
         self.update.wait()
         if not self.update.norm < float("inf"):
@@ -310,7 +308,6 @@ class Shards(Hooked):
         with self._abandoning():
             present, groups = self._present(), settings()
             self.compared.show(self.update)
-            self._there.begin(updates=False)
         self.update.begin(f"norm {kind}", present, groups, 1.0)
         self.update.wait()
         total = self.update.norm * self._factor
