@@ -23,7 +23,7 @@ from test_device_collectives import NEVER_IN_A_STEADY_STEP, calls_of
 import farandole as fd
 import farandole.torch as hvd
 from farandole.torch import _devices
-from farandole.torch._training import exchange, shards
+from farandole.torch._training import hooked as hooks
 from farandole.torch._training.hooked import hearing
 from farandole.torch._training.passes import Pass
 from farandole.torch.compression import Compressor
@@ -151,7 +151,7 @@ def two_threads(sharded: bool) -> None:
         time.sleep(0.2)  # in which the other thread comes by
         return Pass(of_whom)
 
-    of: Any = shards if sharded else exchange
+    of: Any = hooks
     of.graph_task, of.Pass = (lambda: 7), begun
     Pass.enter = lambda present, _: entered.append(present)  # type: ignore[method-assign]
     for p in model.parameters():

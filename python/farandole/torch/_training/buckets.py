@@ -1,4 +1,4 @@
-"""Where gradients lie: parts of the reducer's buckets, which move when it has a better plan."""
+"""Where gradients and parameters lie: in buckets, which move when a reducer has a better plan."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ class Place(NamedTuple):
 # of the storage itself, under all of its views; whole() and standing() notice that by its address.
 
 
+# A bucket's memory, which supports the buffer protocol.
+Memory = Callable[[int], "_core.SharedMemory | bytearray"]
+
+
 class Bytes:
     """The memory of buckets as tensors of bytes."""
 
     def __init__(self) -> None:
         self._wholes: dict[int, tuple[torch.Tensor, int]] = {}  # by bucket, with the address
 
-    def whole(self, bucket: int, memory: Callable[[int], _core.SharedMemory]) -> torch.Tensor:
+    def whole(self, bucket: int, memory: Memory) -> torch.Tensor:
         """The bucket's bytes. The tensor holds the memory object, which holds the memory."""
         if bucket not in self._wholes:
             made = torch.frombuffer(memory(bucket), dtype=torch.uint8)
             self._wholes[bucket] = made, made.data_ptr()
         return self._wholes[bucket][0]
 
-    def versions(self) -> list[int]:
-        """PyTorch's counters of what was written by way of tensors."""
-        return [whole._version for whole, _ in self._wholes.values()]
+    def versions(self) -> dict[int, int]:
+        """By bucket, PyTorch's counter of what was written by way of tensors."""
+        return {bucket: whole._version for bucket, (whole, _) in self._wholes.items()}
 
     def standing(self) -> bool:
         """Whether all of them still refer to their bucket."""
@@ -52,19 +56,22 @@ class Buckets:
     """Every parameter's part of its bucket, as a tensor of its shape.
 
     Args:
-        dtypes: what is sent of each parameter.
-        strides: how its gradient lies; the same on all ranks.
+        dtypes: what lies there of each parameter.
+        strides: in which order; the same on all ranks.
+        memory: of a bucket; the step's is that of gradients.
     """
 
     def __init__(
         self,
-        reducer: _core.Reducer,
+        step: _core.BucketStep,
         parameters: Sequence[torch.Tensor],
         dtypes: Sequence[torch.dtype],
         strides: Sequence[Strides],
+        memory: Memory | None = None,
     ) -> None:
-        self._reducer, self._parameters, self._dtypes = reducer, parameters, dtypes
+        self._step, self._parameters, self._dtypes = step, parameters, dtypes
         self._strides = strides
+        self._memory = memory or step.memory
         self.places: list[Place] = []
         self._bytes = Bytes()
         self._views: list[torch.Tensor | None] = []
@@ -81,12 +88,12 @@ class Buckets:
         """Looks up where gradients lie now. Makes the views of `needed` at once, not in the middle
         of a step; others, of large parameters, when they are needed."""
         self.forget()
-        self.places = [Place(*place) for place in self._reducer.places]
+        self.places = [Place(*place) for place in self._step.places]
         self._views = [None] * len(self._parameters)
         for i in needed:
             self.view(i)
 
-    def versions(self) -> list[int]:
+    def versions(self) -> dict[int, int]:
         """Others when a program has written into a gradient."""
         return self._bytes.versions()
 
@@ -94,14 +101,18 @@ class Buckets:
         """Whether the views still refer to the buckets."""
         return self._bytes.standing()
 
+    def memory(self, bucket: int) -> torch.Tensor:
+        """Its bytes."""
+        return self._bytes.whole(bucket, self._memory)
+
     def view(self, i: int) -> torch.Tensor:
         """The gradient's place. No program gets it: see Note [Who has a view of a bucket]."""
         view = self._views[i]
         if view is None:
             bucket, offset = self.places[i]
-            whole = self._bytes.whole(bucket, self._reducer.memory)
-            memory, p = whole[offset:], self._parameters[i]
-            view = view_of(memory, p, self._dtypes[i], self._strides[i])
+            p, dtype = self._parameters[i], self._dtypes[i]
+            memory = self.memory(bucket)[offset : offset + p.numel() * dtype.itemsize]
+            view = torch.as_strided(memory.view(dtype), p.shape, self._strides[i])
             self._views[i] = view
             self.addresses[i] = view.data_ptr()
         return view
@@ -110,7 +121,7 @@ class Buckets:
         """All that stands in the bucket of parameter i, as numbers of its dtype, which all have."""
         known = self._whole.get(i)
         if known is None:
-            bucket = self._bytes.whole(self.places[i].bucket, self._reducer.memory)
+            bucket = self.memory(self.places[i].bucket)
             real = self._dtypes[i].to_real()
             size = len(bucket) // real.itemsize * real.itemsize
             known = self._whole[i] = bucket[:size].view(real)
@@ -119,11 +130,3 @@ class Buckets:
     def alias(self, i: int) -> torch.Tensor:
         """A new tensor over the gradient's place, for the program."""
         return self.view(i).detach()
-
-
-def view_of(
-    memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype, strides: Strides
-) -> torch.Tensor:
-    """The begin of `memory` as a gradient of the parameter, with these strides."""
-    flat = memory[: p.numel() * dtype.itemsize].view(dtype)
-    return torch.as_strided(flat, p.shape, strides)

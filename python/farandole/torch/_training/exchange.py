@@ -14,7 +14,6 @@ gradient where some rank did.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
@@ -28,7 +27,7 @@ from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._training.hooked import Hooked
-from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
+from farandole.torch._training.passes import graph_task, running, untraced
 from farandole.torch._training.plan import How, Plan
 from farandole.torch._training.watched import has_changed, watch
 from farandole.torch._training.weighing import not_weighed
@@ -133,7 +132,7 @@ class GradientExchange(Hooked):
 
     def on_gradient(self, i: int, *, final: bool) -> None:
         with self._entering:
-            present = self._entered(i, final)
+            present = self.entered(i, final=final)
         if present is None or not final:
             return  # launch_rest() takes the latter
         if not self.reducing or (self.weighed_only and self.lacks_weight()):
@@ -149,21 +148,12 @@ class GradientExchange(Hooked):
             present.fail()  # now, since the traceback may keep the pass alive
             raise
 
-    def _entered(self, i: int, final: bool) -> Pass | None:
-        """The running pass, which may begin with this gradient; None where it has no end."""
-        graph = graph_task()
-        present = self.present_pass()
-        if present is None:
-            self.silence.over = True
-            if has_no_end(graph):
-                self._leave_to_step(i, graph, final)
-                return None
-            self._begin_pass(i, ends=True)
-            present = Pass(self)
-            self._pass = weakref.ref(present)
-            running.add(self)
-        present.enter(graph)
-        return present
+    def begin_backward(self, i: int, graph: int, *, final: bool, ends: bool) -> None:
+        if not ends:
+            self._leave_to_step(i, graph, final)
+            return
+        self._begin_pass(i, ends=True)
+        running.add(self)
 
     def end(self, *, failed: bool) -> None:
         unweighed = not failed and self.lacks_weight()

@@ -26,7 +26,7 @@ _SMALL = 128 << 10
 
 
 # Versions of the buckets, and by number of gradients that lie elsewhere.
-Stamp = tuple[list[int], dict[int, int]]
+Stamp = tuple[dict[int, int], dict[int, int]]
 
 
 class Gradients:
@@ -155,12 +155,7 @@ class Gradients:
         if grad is None:
             return
         unwatch(grad)
-        if grad.requires_grad:
-            raise part_of_a_graph(self._names[i])
-        if grad.is_neg() or grad.is_conj():  # lazily: memory has other numbers
-            grad = grad.resolve_conj().resolve_neg()
-        if grad.shape != self._shapes[i]:
-            raise reshaped(self._names[i], grad.shape, self._shapes[i])
+        grad = as_it_is_taken(self._names[i], grad, self._shapes[i])
         dims = 0
         if grad.is_sparse:
             dims = grad.sparse_dim()
@@ -388,16 +383,22 @@ class Gradients:
         return grad.data_ptr() == self._shown[i]
 
 
+def as_it_is_taken(name: str, grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Raises InvalidArgument for a gradient that no step may have. `shape`: the parameter's."""
+    if grad.requires_grad:
+        raise part_of_a_graph(name)
+    if grad.shape != shape:  # with more or fewer elements the engine would reach into other memory
+        raise InvalidArgument(
+            f"the gradient of '{name}' has shape {tuple(grad.shape)}, and its parameter has "
+            f"{tuple(shape)}\n  advice: give a gradient the shape of its parameter"
+        )
+    if grad.is_neg() or grad.is_conj():  # lazily: memory has other numbers
+        grad = grad.resolve_conj().resolve_neg()
+    return grad
+
+
 def part_of_a_graph(name: str) -> InvalidArgument:
     return InvalidArgument(
         f"the gradient of '{name}' is part of a graph (create_graph=True), which "
         "DistributedOptimizer does not support; use torch.autograd.grad"
-    )
-
-
-def reshaped(name: str, now: torch.Size, before: torch.Size) -> InvalidArgument:
-    """The engine knows of so many elements; of more or fewer it would reach into other memory."""
-    return InvalidArgument(
-        f"the gradient of '{name}' has shape {tuple(now)}, and its parameter has {tuple(before)}\n"
-        "  advice: give a gradient the shape of its parameter"
     )

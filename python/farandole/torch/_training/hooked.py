@@ -13,7 +13,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument, NotInitialized
 from farandole.torch._training import watched
-from farandole.torch._training.passes import Pass, untraced
+from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weighing import last_weighed
 from farandole.torch._training.weights import BROADCAST, Compared, Rest
@@ -61,6 +61,29 @@ class Hooked:
 
     def refuse(self, why: InvalidArgument) -> NoReturn:
         """Raises it in place of a step, and tells the other ranks, which may have begun one."""
+        raise NotImplementedError
+
+    def entered(self, i: int, *, final: bool) -> Pass | None:
+        """The running pass, which may begin with this gradient; None where nobody tells its end."""
+        graph = graph_task()
+        present = self.present_pass()
+        if present is None:
+            self.silence.over = True
+            ends = not has_no_end(graph)
+            self.begin_backward(i, graph, final=final, ends=ends)
+            if not ends:
+                return None
+            present = Pass(self)
+            self._pass = weakref.ref(present)
+        present.enter(graph)
+        return present
+
+    def begin_backward(self, i: int, graph: int, *, final: bool, ends: bool) -> None:
+        """A gradient has come outside of a pass. `ends`: whether autograd tells the end."""
+        raise NotImplementedError
+
+    def end(self, *, failed: bool) -> None:
+        """The end of a pass."""
         raise NotImplementedError
 
     def on_gradient(self, i: int, *, final: bool) -> None:

@@ -8,7 +8,6 @@ Where parameters lie on a device both stay there, and go by copies (device_shard
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -22,7 +21,7 @@ from farandole._numerics import Found
 from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
-from farandole.torch._training.buckets import Bytes, Place, view_of
+from farandole.torch._training.buckets import Buckets, Memory
 from farandole.torch._training.device_shards import (
     DeviceShards,
     changed_since,
@@ -30,10 +29,10 @@ from farandole.torch._training.device_shards import (
     read_by_torch,
 )
 from farandole.torch._training.finite import OwnGradients
-from farandole.torch._training.gradients import part_of_a_graph, reshaped
+from farandole.torch._training.gradients import as_it_is_taken
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
-from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
+from farandole.torch._training.passes import graph_task, untraced
 from farandole.torch._training.watched import has_changed, unheard, watch
 from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import checksums_of
@@ -87,13 +86,14 @@ class Shards(Hooked):
             limits.bucket_bytes,
             limits.first_bucket_bytes,
         )
-        self.places = [Place(*place) for place in self.update.places]
         self._strides = lay_out_alike(group, named)
-        self._map_gradients()
-        self._map_values()
+        self._gradients = self._buckets()
+        self._values = self._buckets(self.update.values)
+        self._note_versions()
         self._there = DeviceShards(self.update, named, self._strides)
-        for i, (p, home) in enumerate(zip(self.parameters, self._homes, strict=True)):
+        for i, p in enumerate(self.parameters):
             if not self._there.has[i]:
+                home = self._values.view(i)
                 home.copy_(p.detach())
                 p.data = home
         self._lie = [p.data_ptr() for p in self.parameters]
@@ -109,31 +109,18 @@ class Shards(Hooked):
     def _watch_weights(self) -> None:
         self.compared.watch(self.update)
 
-    def _map_values(self) -> None:
-        """Makes the views of parameters in the buckets."""
-        self._values = Bytes()
-        buckets = range(len(self.update.buckets))
-        self._homes = self.views([self._values.whole(b, self.update.values) for b in buckets])
+    def _buckets(self, memory: Memory | None = None) -> Buckets:
+        dtypes = [p.dtype for p in self.parameters]
+        buckets = Buckets(self.update, self.parameters, dtypes, self._strides, memory)
+        buckets.learn(range(len(self.parameters)))
+        return buckets
 
     def _map_gradients(self) -> None:
-        """Makes the views of the buckets. No program gets one: see Note [Who has a view of a
-        bucket]."""
-        self._mapped = Bytes()
-        buckets = range(len(self.update.buckets))
-        self._gradients = [self._mapped.whole(b, self.update.memory) for b in buckets]
-        self._views = self.views(self._gradients)
-        self._addresses = [view.data_ptr() for view in self._views]
+        self._gradients.learn(range(len(self.parameters)))
         self._note_versions()
 
     def _note_versions(self) -> None:
-        self._versions = [memory._version for memory in self._gradients]
-
-    def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """By parameter: the view of its bytes in the buckets, in its shape."""
-        return [
-            view_of(buckets[place.bucket][place.offset :], p, p.dtype, strides)
-            for place, p, strides in zip(self.places, self.parameters, self._strides, strict=True)
-        ]
+        self._versions = self._gradients.versions()
 
     def _refuse_shared_memory(self) -> None:
         owner: dict[int, str] = {}
@@ -149,7 +136,7 @@ class Shards(Hooked):
 
     def on_gradient(self, i: int, *, final: bool) -> None:
         with self._entering:  # the update has one thread at a time
-            present = self._entered()
+            present = self.entered(i, final=final)
             try:
                 self._refuse_pass()
                 if final:  # else step() takes it
@@ -161,24 +148,12 @@ class Shards(Hooked):
                     present.fail()
                 raise
 
-    def _entered(self) -> Pass | None:
-        """The running pass, which may begin now; None where nobody tells its end."""
-        graph = graph_task()
-        present = self.present_pass()
-        if present is None:
-            self.silence.over = True
-            if not self._mapped.standing():
-                self._map_gradients()
-            ends = not has_no_end(graph)
-            if ends or graph != self._endless:
-                self._passes += 1
-                self._endless = graph
-            if ends:
-                present = Pass(self)
-                self._pass = weakref.ref(present)
-        if present is not None:
-            present.enter(graph)
-        return present
+    def begin_backward(self, i: int, graph: int, *, final: bool, ends: bool) -> None:  # noqa: ARG002
+        if not self._gradients.standing():
+            self._map_gradients()
+        if ends or graph != self._endless:
+            self._passes += 1
+            self._endless = graph
 
     def _refuse_pass(self) -> None:
         if self._factor != 1:
@@ -190,7 +165,6 @@ class Shards(Hooked):
             raise too_many_passes(self.passes_per_step)
 
     def end(self, *, failed: bool) -> None:
-        """The end of a backward."""
         unweighed = not failed and self.lacks_weight()
         self._pass = None
         if not failed and not unweighed:
@@ -215,12 +189,7 @@ class Shards(Hooked):
         grad = p.grad
         if grad is None:
             return
-        if grad.requires_grad:
-            raise part_of_a_graph(self.names[i])
-        if grad.shape != p.shape:
-            raise reshaped(self.names[i], grad.shape, p.shape)
-        if grad.is_neg():  # lazily: memory has other numbers
-            grad = grad.resolve_neg()
+        grad = as_it_is_taken(self.names[i], grad, p.shape)
         if grad.is_sparse:
             if not self._sparse_as_dense:
                 raise InvalidArgument(
@@ -234,19 +203,19 @@ class Shards(Hooked):
             return
         if not grad.is_cpu:
             raise self._there.misplaced(i, grad)
-        view = self._views[i]
+        view = self._gradients.view(i)
         if p.dtype != view.dtype:
             raise moved_away(self.names[i])
         address = grad.data_ptr()
-        if address != self._addresses[i]:
+        if address != self._gradients.addresses[i]:
             if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
                 view.copy_(grad)
             else:
                 self.update.take(i, address)
-            p.grad = grad = view.detach()
+            p.grad = grad = self._gradients.alias(i)
         watch(grad)
-        bucket = self.places[i].bucket
-        self._versions[bucket] = self._gradients[bucket]._version
+        bucket = self._gradients.places[i].bucket
+        self._versions[bucket] = self._gradients.memory(bucket)._version
 
     def note_zero_grad(self) -> None:
         self._factor = 1.0
@@ -282,7 +251,7 @@ class Shards(Hooked):
         self.update.wait()
         self._there.end()
         for i in self._moved:
-            self.parameters[i].detach().copy_(self._homes[i])
+            self.parameters[i].detach().copy_(self._values.view(i))
         if self._finite.looks and not self._finite.numerics.is_error:
             self._finite.judge(mine)  # now, when it is known that all ranks have taken the step
 
@@ -335,7 +304,7 @@ class Shards(Hooked):
         for i in sorted(self._brought):
             if self._was_overwritten(i):
                 raise changed_since(self.names[i])
-        if not self._mapped.standing():
+        if not self._gradients.standing():
             self._map_gradients()
         present = bytearray(len(self.parameters))
         for i, p in enumerate(self.parameters):
@@ -353,9 +322,9 @@ class Shards(Hooked):
         rows = enumerate(zip(self.parameters, self._lie, strict=True))
         self._moved = [i for i, (p, address) in rows if p.data_ptr() != address]
         if self._moved and not self._values.standing():
-            self._map_values()
+            self._values.learn(range(len(self.parameters)))
         for i in self._moved:
-            p, home = self.parameters[i], self._homes[i]
+            p, home = self.parameters[i], self._values.view(i)
             alike = p.shape == home.shape and p.dtype == home.dtype and p.is_cpu
             if self._there.has[i] or not alike:
                 raise moved_away(self.names[i])
@@ -364,14 +333,14 @@ class Shards(Hooked):
     def _was_overwritten(self, i: int) -> bool:
         """Whether a program has put other numbers into the gradient since backward brought it, or
         into one that shares its bucket. It may have dropped it, or moved it."""
-        grad, bucket = self.parameters[i].grad, self.places[i].bucket
+        grad, bucket = self.parameters[i].grad, self._gradients.places[i].bucket
         if grad is None:
             return False
-        if self._gradients[bucket]._version != self._versions[bucket]:
+        if self._gradients.memory(bucket)._version != self._versions[bucket]:
             return True
         if self._stands(i, grad) or self._there.has[i]:
             return self._has_changed(i, grad)
-        return checksums_of([grad]) != checksums_of([self._views[i]])
+        return checksums_of([grad]) != checksums_of([self._gradients.view(i)])
 
     def _has_changed(self, i: int, grad: torch.Tensor) -> bool:
         """Whether that gradient is another than the one in the bucket, or may have been."""
@@ -382,7 +351,7 @@ class Shards(Hooked):
         """Whether gradients stand that no step has used. After it they may be read, for a log."""
         if graph_task() >= 0 or not _world.is_initialized() or self.epoch != _world.epoch():
             return False
-        moved = [m._version for m in self._gradients] != self._versions
+        moved = self._gradients.versions() != self._versions
         rows = [(i, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
         return any(moved or i in self._brought or self._has_changed(i, grad) for i, grad in rows)
 
@@ -393,23 +362,27 @@ class Shards(Hooked):
         """Whether the gradient is in its bucket."""
         if self._there.has[i]:
             return self._there.stands(i, grad)
-        return grad.data_ptr() == self._addresses[i]
+        return grad.data_ptr() == self._gradients.addresses[i]
 
     # The optimizer's state.
 
     def gather(self, slot: int) -> list[torch.Tensor]:
         """By parameter, that number of every element's state. Collective."""
         self.update.drain()
-        wholes = [torch.empty_like(memory) for memory in self._gradients]
-        for b, whole in enumerate(wholes):
-            self.update.gather_state(b, slot, whole.data_ptr())
-        return [view.clone() for view in self.views(wholes)]
+        whole = self._buckets(self._room)
+        for b in range(len(self.update.buckets)):
+            self.update.gather_state(b, slot, whole.memory(b).data_ptr())
+        return [whole.view(i).clone() for i in range(len(self.parameters))]
 
     def scatter(self, slot: int, tensors: Sequence[torch.Tensor | None]) -> None:
         """Takes this rank's part of gather()'s list; None is zeros."""
-        wholes = [torch.zeros_like(memory) for memory in self._gradients]
-        for view, tensor in zip(self.views(wholes), tensors, strict=True):
+        whole = self._buckets(self._room)
+        for i, tensor in enumerate(tensors):
             if tensor is not None:
-                view.copy_(tensor)
-        for b, whole in enumerate(wholes):
-            self.update.set_state(b, slot, whole.data_ptr())
+                whole.view(i).copy_(tensor)
+        for b in range(len(self.update.buckets)):
+            self.update.set_state(b, slot, whole.memory(b).data_ptr())
+
+    def _room(self, bucket: int) -> bytearray:
+        """For as much as is in a bucket, zeros at first."""
+        return bytearray(self._gradients.memory(bucket).nbytes)
