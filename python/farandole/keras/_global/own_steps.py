@@ -12,6 +12,7 @@ them: one that is applied in a step of a shared model becomes a DistributedOptim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
