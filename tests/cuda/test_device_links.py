@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fake_device import Rank
 
 import farandole as fd
-from harness import World
+from harness import Nursery, World
 
 Start = Callable[..., World]
 
@@ -118,3 +119,25 @@ def test_folds_over_links_leave_room_for_backward(
 ) -> None:
     world = by_steps(2, FARANDOLE_DEVICE_BUCKET_BYTES="4M", **env)
     assert world.run(blocks_of_folds) == [blocks] * 2
+
+
+def test_kernels_that_are_not_there_send_all_ranks_another_way(
+    by_steps: Start, fake_driver: str, tmp_path: Path
+) -> None:
+    del by_steps  # it skips without kernels
+    installed, package = Path(fd.__file__).parent, tmp_path / "farandole"
+    package.mkdir()
+    for entry in installed.iterdir():
+        if entry.name != "kernels.fatbin":
+            (package / entry.name).symlink_to(entry)
+    nursery = Nursery([tmp_path])
+    told = {"FARANDOLE_DEVICE_PATH": "step", "FAKE_LIBCUDA": fake_driver, "FAKE_CUDA_DEVICES": "2"}
+    world = World(2, nursery, env={"CUDA_VISIBLE_DEVICES": None, **told})
+    try:
+        assert all(path != "step" for path, _ in world.run(sums))
+        for each in range(2):
+            where = f"the kernels of this farandole cannot be read: {package}/kernels.fatbin"
+            assert f"{SAYS}rank 0: {where}" in world.output(each)
+    finally:
+        world.close()
+        nursery.close()
