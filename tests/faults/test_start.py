@@ -18,6 +18,7 @@ import pytest
 
 import farandole as fd
 import harness
+import namespaces
 from harness import World, split
 
 Spawn = Callable[..., World]
@@ -437,3 +438,31 @@ def test_ranks_of_several_hosts_that_nobody_has_counted_say_so_at_once(spaces: l
         said = process.communicate(timeout=60)[1]
         hint = f"rank {rank} waits for 2 ranks on this host, since LOCAL_WORLD_SIZE is not set"
         assert f"{hint}, but MASTER_ADDR=10.77.3.1 is {whose} host" in said
+
+
+def test_ranks_whose_addresses_a_router_translates_meet(tmp_path: Path) -> None:
+    """Rank 0 sees the others at an address that they lack, and they dial one that it lacks."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("3b" * 32)
+    script = (
+        "import farandole as fd, numpy as np; fd.init(timeout=30)\n"
+        "print(fd.all_reduce(np.ones(3))[0], fd.all_reduce(np.ones(1 << 20, np.float32))[-1])"
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("LOCAL_", "FARANDOLE_"))}
+    told = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    with namespaces.translated() as hosts:
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, "-c", script],
+                env=env | told | {
+                    "RANK": str(2 * host + local), "LOCAL_RANK": str(local), "MASTER_ADDR": address,
+                    "FARANDOLE_SECRET_FILE": str(secret),
+                },
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for host, (name, address) in enumerate(hosts)
+            for local in range(2)
+        ]  # fmt: skip
+        said = [rank.communicate(timeout=90)[0] for rank in ranks]
+    assert said == ["4.0 4.0\n"] * 4

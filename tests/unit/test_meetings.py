@@ -28,6 +28,7 @@ from farandole import AuthError, Error, LinkError, RendezvousError, _core, _meet
 from farandole._meeting import MasterPort, connection, guest, rounds
 from farandole._meeting.connection import Connection, proof
 from farandole._meeting.here import Here, meet_here
+from farandole._meeting.translated import seen_at
 
 HERE = "127.0.0.1"
 
@@ -777,3 +778,24 @@ def test_a_thousand_ranks_meet_and_strangers_do_not_keep_them_from_it(meet: Meet
             assert all(other.hear(time.monotonic() + 20) == {} for other in others)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+PORT = b"\x39\x30"  # 12345
+OWN = b"\x04\x00" + PORT + b"\x0a\x00\x00\x02" + bytes(12)
+
+
+@pytest.mark.parametrize(
+    ("address", "more"),
+    [
+        ("10.0.0.2", b""),  # its own
+        ("", b""),
+        ("127.0.0.1", b""),
+        ("fe80::1%eth0", b""),
+        ("192.0.2.7", b"\x04\x00" + PORT + b"\xc0\x00\x02\x07" + bytes(12)),
+        ("::ffff:192.0.2.7", b"\x04\x00" + PORT + b"\xc0\x00\x02\x07" + bytes(12)),
+        ("2001:db8::1", b"\x06\x00" + PORT + b"\x20\x01\x0d\xb8" + bytes(11) + b"\x01"),
+    ],
+)
+def test_an_address_at_which_a_rank_is_seen_is_its_last(address: str, more: bytes) -> None:
+    assert seen_at({"addresses": OWN.hex()}, address) == {"addresses": (OWN + more).hex()}
+    assert seen_at({}, address) == {}

@@ -79,6 +79,12 @@ class Connection:
         taken, self._descriptors = self._descriptors, []
         return taken
 
+    def address(self) -> str:
+        """The other end's address, as this host sees it; empty for a process of this host."""
+        if self._socket.family == socket.AF_UNIX:
+            return ""
+        return str(self._socket.getpeername()[0])
+
     def is_of_this_user(self) -> bool:
         return self._peer()[1] == os.geteuid()
 

@@ -26,6 +26,7 @@ from farandole._meeting.line import OnConnections
 from farandole._meeting.meeting import GRACE, Meeting, Met
 from farandole._meeting.members import checked
 from farandole._meeting.places import Place
+from farandole._meeting.translated import seen_at
 
 
 class Closed(OSError):
@@ -40,6 +41,7 @@ def be_guest(meeting: Meeting, place: Place, mine: Words, descriptors: Sequence[
     """Meets the others at the receiving rank. Raises OSError where nobody receives."""
     connection = place.dial()
     try:
+        there = connection.address()
         _prove(meeting, place, connection)
         with suppress(ConnectionError):  # there may be an answer
             connection.send(mine, descriptors)
@@ -57,6 +59,8 @@ def be_guest(meeting: Meeting, place: Place, mine: Words, descriptors: Sequence[
     if keeper is None:
         connection.close()
         return Met(table, OnConnections(mine, {}, [], 0))
+    same_host = [words.get("identity") == keeper.get("identity") for words in table]
+    table = [seen_at(w, there) if same else w for w, same in zip(table, same_host, strict=True)]
     keepers = {answer["by"]: connection}
     return Met(table, OnConnections(mine, keepers, [keeper], meeting.until + 2 * GRACE), given)
 

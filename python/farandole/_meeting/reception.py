@@ -22,6 +22,7 @@ from farandole._meeting.errors import Words, about, could_not_meet, error_in, na
 from farandole._meeting.line import OnConnections
 from farandole._meeting.meeting import FAREWELL, GRACE, Check, Meeting, Met, Reminder
 from farandole._meeting.places import Place
+from farandole._meeting.translated import seen_at
 from farandole._meeting.visitor import Visitor
 from farandole._tables import in_runs
 
@@ -212,8 +213,10 @@ class Reception:
 
     def _heard(self, visitor: Visitor) -> Words | None:
         try:
-            if (words := visitor.hear()) is not None:
-                del self._visitors[visitor.connection.fileno()]
+            if (words := visitor.hear()) is None:
+                return None
+            words = seen_at(words, visitor.connection.address())
+            del self._visitors[visitor.connection.fileno()]
             return words
         except (OSError, ValueError) as error:
             if lacks_descriptors(error):
