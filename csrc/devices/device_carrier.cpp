@@ -11,9 +11,15 @@
 #include "engine/fork.h"
 
 namespace farandole {
+namespace {
+
+constexpr auto kGone = "the optimizer of these gradients has gone";
+
+}  // namespace
 
 DeviceCarrier::DeviceCarrier(BucketStep& step, int device, std::vector<bool> carried)
     : step_(step),
+      rank_(step.group().engine()->host().rank),
       device_(device),
       carried_(std::move(carried)),
       staging_(Staging::of(*step.group().engine())),
@@ -69,6 +75,17 @@ void DeviceCarrier::wait_for_copies() noexcept {
   }
 }
 
+void DeviceCarrier::release_pages() { std::ranges::fill(pages_, nullptr); }
+
+/// The polling thread may be bringing a bucket to the host.
+void DeviceCarrier::end() noexcept {
+  if (in_child()) return;  // in which the mutex may be locked for ever
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  wait_for_copies();
+  release_pages();
+}
+
 // ---- when a bucket is launched ----
 
 Carried DeviceCarrier::launch(size_t b) {
@@ -87,26 +104,27 @@ std::shared_ptr<BucketOnDevice> DeviceCarrier::make_on_device(size_t b) {
   auto to_host = [weak = weak_from_this(), b](Operation& operation, BucketOnDevice& on_device,
                                               bool mixed) {
     const auto self = weak.lock();
-    if (!self) throw Error(ErrorCode::aborted, "the optimizer of these gradients has gone");
+    if (!self) throw Error(ErrorCode::aborted, kGone);
     self->go_by_host(b, operation, on_device, mixed);
   };
   return std::make_shared<BucketOnDevice>(steps_, std::move(to_host));
 }
 
-std::shared_ptr<Gate> DeviceCarrier::bring_to_host(size_t b) {
+std::shared_ptr<Gate> DeviceCarrier::bring_gradients(size_t b, bool more) {
   const Bucket& bucket = step_.buckets()[b];
-  auto gate = std::make_shared<BucketArrival>(staging_, queue_, step_.group().engine()->host().rank,
-                                              bucket.dtype, step_.copied_prescale(b));
+  auto gate = std::make_shared<BucketArrival>(staging_, queue_, rank_, bucket.dtype,
+                                              step_.copied_prescale(b));
   std::byte* const memory = step_.memory(b).get();
+  CopiesUntil until{.has_to_host = more, .has_to_device = returned_.has_value()};
   for (const Placement& p : bucket.placements) {
     const auto i = static_cast<size_t>(p.parameter);
     if (!carries(i)) continue;
     if (homes_[i].brought && !homes_[i].copied) copy_gradient(p, b);
+    until.has_to_host |= homes_[i].brought;
     gate->add(memory + p.offset * size_of(bucket.dtype), p.count, homes_[i].brought,
               homes_[i].owner);
   }
-  CopiesUntil until{.has_to_host = true, .has_to_device = returned_.has_value()};
-  until.to_host = queue_->mark(kToHost);
+  if (until.has_to_host) until.to_host = queue_->mark(kToHost);
   until.to_device = returned_.value_or(0);
   gate->open_after(until);
   return gate;
@@ -117,10 +135,11 @@ void DeviceCarrier::go_by_host(size_t b, Operation& operation, BucketOnDevice& o
                                bool mixed) {
   try {
     const std::lock_guard lock(mutex_);
+    if (ended_) throw Error(ErrorCode::aborted, kGone);
     give_up(b, on_device, mixed);
     operation.gate = bring_to_host(b);
   } catch (const Error& error) {
-    throw on_rank(error, step_.group().engine()->host().rank);
+    throw on_rank(error, rank_);
   }
 }
 

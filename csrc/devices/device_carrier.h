@@ -21,6 +21,7 @@ class DeviceCarrier : public Carrier, public std::enable_shared_from_this<Device
 
   bool carries(size_t parameter) const override { return carried_[parameter]; }
   Carried launch(size_t bucket) override;
+  void end() noexcept override;
 
  protected:
   /// A parameter's gradient.
@@ -46,7 +47,7 @@ class DeviceCarrier : public Carrier, public std::enable_shared_from_this<Device
   /// What was copied back last leaves the host before a bucket is used again, and is in its array
   /// before later work in `stream`.
   void note_returned(uint64_t stream);
-  /// For destructors, too: before pages and rooms go.
+  /// Before pages and rooms go.
   void wait_for_copies() noexcept;
   std::shared_ptr<BucketOnDevice> make_on_device(size_t bucket);
 
@@ -54,10 +55,15 @@ class DeviceCarrier : public Carrier, public std::enable_shared_from_this<Device
   virtual std::shared_ptr<BucketOnDevice> leave_on_device(size_t bucket) = 0;
   /// It goes by the host after all. `mixed`: see BucketOnDevice::ToHost.
   virtual void give_up(size_t bucket, BucketOnDevice& on_device, bool mixed) = 0;
-  /// Starts the copies of a bucket to the host. Returns the gate that waits for them.
-  virtual std::shared_ptr<Gate> bring_to_host(size_t bucket);
+  /// Starts the copies of a bucket to the host. Returns the gate that waits for them, and for
+  /// others if `more` were started.
+  virtual std::shared_ptr<Gate> bring_to_host(size_t bucket) = 0;
+  std::shared_ptr<Gate> bring_gradients(size_t bucket, bool more);
+  /// Unregisters memory of the step that its owner is about to free.
+  virtual void release_pages();
 
-  BucketStep& step_;
+  BucketStep& step_;  // until end()
+  const int rank_;    // in the world
   const int device_;
   const std::vector<bool> carried_;
   const std::shared_ptr<Staging> staging_;
@@ -68,6 +74,7 @@ class DeviceCarrier : public Carrier, public std::enable_shared_from_this<Device
   std::vector<Home> homes_;           // by parameter
   std::vector<DevicePages> pages_;    // by bucket; null: none of it was brought there yet
   std::optional<uint32_t> returned_;  // the mark behind what was copied back last
+  bool ended_ = false;
 
  private:
   void go_by_host(size_t bucket, Operation& operation, BucketOnDevice& on_device, bool mixed);

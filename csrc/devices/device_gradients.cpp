@@ -97,7 +97,7 @@ void DeviceGradients::give_up(size_t b, BucketOnDevice& by_steps, bool mixed) {
 }
 
 std::shared_ptr<Gate> DeviceGradients::bring_to_host(size_t b) {
-  auto gate = DeviceCarrier::bring_to_host(b);
+  auto gate = bring_gradients(b, false);
   for (const Placement& p : reducer_.buckets()[b].placements) {
     Home& home = homes_[static_cast<size_t>(p.parameter)];
     home.owner = nullptr;

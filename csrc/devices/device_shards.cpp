@@ -91,10 +91,16 @@ void DeviceShards::give_up(size_t b, BucketOnDevice&, bool) {
 }
 
 std::shared_ptr<Gate> DeviceShards::bring_to_host(size_t b) {
-  if (update_.task() == ShardedUpdate::Task::update)
+  const bool updates = update_.task() == ShardedUpdate::Task::update;
+  if (updates)
     for (const Placement& p : update_.buckets()[b].placements)
       if (carries(static_cast<size_t>(p.parameter))) copy_value(p, b);
-  return DeviceCarrier::bring_to_host(b);
+  return bring_gradients(b, updates);
+}
+
+void DeviceShards::release_pages() {
+  DeviceCarrier::release_pages();
+  for (BucketState& state : buckets_) state.values = nullptr;
 }
 
 std::shared_ptr<BucketOnDevice> DeviceShards::update_there(size_t b) {

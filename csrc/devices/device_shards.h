@@ -62,6 +62,7 @@ class DeviceShards final : public DeviceCarrier, public ShardCarrier {
   std::shared_ptr<BucketOnDevice> leave_on_device(size_t bucket) override;
   void give_up(size_t bucket, BucketOnDevice& on_device, bool mixed) override;
   std::shared_ptr<Gate> bring_to_host(size_t bucket) override;
+  void release_pages() override;
   std::shared_ptr<BucketOnDevice> update_there(size_t bucket);
   std::shared_ptr<BucketOnDevice> norm_there(size_t bucket);
   uint64_t gradient_of(const Placement& placement, size_t bucket, BucketOnDevice& made);

@@ -182,6 +182,8 @@ void PeerMeeting::use_all() {
     use_(all);
   } catch (const Error& error) {
     refusal_ = error.verdict();
+  } catch (const std::exception& error) {  // no memory, say; the others wait for an answer
+    refusal_ = error.what();
   }
 }
 

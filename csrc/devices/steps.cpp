@@ -129,6 +129,8 @@ PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchang
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
     bucket.refusal = error.verdict();
+  } catch (const std::exception& error) {  // no memory, say; the others wait for an answer
+    bucket.refusal = error.what();
   }
   return bucket;
 }

@@ -51,6 +51,7 @@ void BucketStep::end() noexcept {
     for (const Handle& h : in_flight_) h.wait(Deadline::after(std::chrono::seconds(5)));
   } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
   }
+  carriers_.end();
 }
 
 // ---- memory ----

@@ -75,8 +75,8 @@ class BucketStep {
   /// `interrupted` is that of Group::wait_for.
   BucketStep(std::shared_ptr<Group> group, std::vector<Parameter> parameters, BucketOptions options,
              const std::string& further, const std::function<void()>& interrupted);
-  /// For the destructors: buckets may still be written to, though their memory outlives the
-  /// operations in flight.
+  /// For the destructors, before any memory goes: buckets may still be written to, though their
+  /// memory outlives the operations in flight.
   void end() noexcept;
 
   void allocate_buckets();
@@ -123,7 +123,7 @@ class BucketStep {
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<std::byte>> memory_;  // null: nobody needed it yet
   std::vector<BucketPlace> places_;
-  Carriers carriers_;  // end before the memory does
+  Carriers carriers_;
 
   mutable std::mutex mutex_;  // guards everything below, and steps
   StepFlags flags_;

@@ -26,4 +26,8 @@ void Carriers::let_go() {
   for (const auto& one : all_) one->let_go();
 }
 
+void Carriers::end() noexcept {
+  for (const auto& one : all_) one->end();
+}
+
 }  // namespace farandole

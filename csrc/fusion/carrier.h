@@ -35,6 +35,9 @@ class Carrier {
   virtual Carried launch(size_t bucket) = 0;
   /// The buckets go, and others come in their place. While nothing of a step is in flight.
   virtual void let_go() = 0;
+  /// The step ends, and its memory goes afterwards: waits for what uses that. Also where its group
+  /// has failed and an operation is still to come to the host, which it is refused from now on.
+  virtual void end() noexcept = 0;
 };
 
 /// What a sharded update asks of a carrier besides.
@@ -56,6 +59,7 @@ class Carriers : public Carrier {
   bool carries(size_t parameter) const override;
   Carried launch(size_t bucket) override;
   void let_go() override;
+  void end() noexcept override;
 
  private:
   std::vector<std::shared_ptr<Carrier>> all_;

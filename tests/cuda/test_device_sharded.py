@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from test_device_collectives import NEVER_IN_A_STEADY_STEP, calls_of
 
 import farandole as fd
 import farandole.torch as hvd
+from farandole.torch._training.device_shards import DeviceShards
 from harness import World
 
 Start = Callable[..., World]
@@ -203,6 +205,45 @@ def test_a_device_that_does_not_come_by(start: Start) -> None:
     said = ("stalled", "in time", "waited", "not complete after")  # by the rank that is first
     assert any(words in one[0].lower() for words in said), one
     assert one[1] == "Stalled"
+
+
+def goes_while_values_return() -> int:
+    """How many weights are 0 where an optimizer goes while its new weights are on their way to the
+    device."""
+    hvd.init()
+    rank = Rank()
+    tensors = Tensors(rank)
+    model = torch.nn.Linear(300, 400)
+    assert list(parameters_on(tensors, model))
+    optimizer: Any = hvd.DistributedOptimizer(adam(model), model.named_parameters(), **SHARDED)
+    end = DeviceShards.end
+
+    def held(self: DeviceShards) -> None:
+        rank.machine.control.hold(True)
+        end(self)
+
+    for step in range(2):
+        (model(torch.ones(8, 300)) ** 2).mean().backward()
+        settle(tensors)
+        if step == 1:
+            DeviceShards.end = held  # type: ignore[method-assign]
+        optimizer.step()
+        if step == 0:
+            settle(tensors)
+            optimizer.zero_grad()
+    release = threading.Timer(0.5, rank.machine.control.hold, [False])
+    release.start()
+    for p in model.parameters():
+        p.grad = None
+    del optimizer
+    gc.collect()
+    release.join()
+    settle(tensors)
+    return int((model.weight == 0).sum())
+
+
+def test_an_optimizer_may_go_while_its_weights_return(start: Start) -> None:
+    assert start(2, "torch").run(goes_while_values_return) == [0, 0]
 
 
 def refused() -> None:
