@@ -54,7 +54,7 @@ def faulty_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for module in (harness.TREE / "faulty").glob("_core*.so"):
         (package / module.name).symlink_to(module)
-    for kernels in Path(farandole.__file__).parent.glob("kernels.fatbin"):
+    for kernels in Path(farandole.__file__).parent.glob("kernels-*.fatbin"):
         (package / kernels.name).symlink_to(kernels)
     return package.parent
 

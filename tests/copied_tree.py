@@ -98,8 +98,8 @@ class CopiedTree:
             self._link_modules()
 
     def _link_modules(self) -> None:
-        others = [self.build_folder / name for name in ("_tf.so", "kernels.fatbin")]
-        for library in [*self.build_folder.glob("_core*.so"), *others]:
+        names = ("_core*.so", "_tf.so", "kernels-*.fatbin")
+        for library in [each for name in names for each in self.build_folder.glob(name)]:
             link = self.root / "python" / "farandole" / library.name
             link.unlink(missing_ok=True)
             link.symlink_to(library)

@@ -51,8 +51,8 @@ class Pieces(ctypes.Structure):
 
 def _image() -> bytes:
     """The kernels, as nvcc or NVRTC has made them."""
-    kernels = Path(_core.__file__).parent / "kernels.fatbin"
-    if not kernels.exists():
+    kernels = next(Path(_core.__file__).parent.glob("kernels-*.fatbin"), None)
+    if kernels is None:
         raise Failed("this build of farandole has no kernels: it had no compiler for them")
     return kernels.read_bytes()
 

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "cuda/driver/device.h"
@@ -17,7 +18,8 @@ py::dict described(const cuda::Driver& driver, const cuda::DeviceProperties& dev
   if (unfit.empty()) unfit = cuda::why_not_loaded(cuda::kernel_build(), driver.version(), device);
   py::dict all;
   all["ordinal"] = device.ordinal;
-  all["name"] = device.name;
+  all["name"] = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      device.name.data(), static_cast<Py_ssize_t>(device.name.size()), "replace"));
   all["uuid"] = device.uuid_text();
   all["bus_id"] = device.bus_id;
   all["capability"] = std::pair(device.capability / 10, device.capability % 10);
@@ -30,11 +32,20 @@ py::dict described(const cuda::Driver& driver, const cuda::DeviceProperties& dev
   return all;
 }
 
+std::shared_ptr<const cuda::Driver> driver_of_process() {
+  const py::gil_scoped_release unlocked;  // it may take seconds to begin
+  return cuda::Driver::of_process();
+}
+
 py::list devices() {
-  const auto driver = cuda::Driver::of_process();
+  const auto driver = driver_of_process();
+  std::vector<cuda::DeviceProperties> found;
+  {
+    const py::gil_scoped_release unlocked;
+    found = cuda::all_devices(*driver);
+  }
   py::list all;
-  for (const cuda::DeviceProperties& device : cuda::all_devices(*driver))
-    all.append(described(*driver, device));
+  for (const cuda::DeviceProperties& device : found) all.append(described(*driver, device));
   return all;
 }
 
@@ -53,16 +64,22 @@ void look_for_nccl(py::object find) {
   });
 }
 
-std::pair<int, std::string> nccl_library(std::string setting, std::string wheel) {
+const cuda::NcclLibrary& opened_nccl(std::string setting, std::string wheel) {
+  const py::gil_scoped_release unlocked;
   cuda::NcclLibrary::look_in({std::move(setting), std::move(wheel)});
-  const cuda::NcclLibrary& library = cuda::NcclLibrary::of_process();
+  return cuda::NcclLibrary::of_process();
+}
+
+/// Paths are bytes, as the file system has them.
+std::pair<int, py::bytes> nccl_library(std::string setting, std::string wheel) {
+  const cuda::NcclLibrary& library = opened_nccl(std::move(setting), std::move(wheel));
   return {library.version, library.file};
 }
 
 }  // namespace
 
 void bind_cuda(py::module_& module) {
-  module.def("cuda_driver_version", [] { return cuda::Driver::of_process()->version(); });
+  module.def("cuda_driver_version", [] { return driver_of_process()->version(); });
   module.def("cuda_devices", devices, "The arguments of farandole.cuda.Device, for each.");
   module.def(
       "kernel_compiler", [] { return cuda::kernel_build().nvcc; },

@@ -1,6 +1,6 @@
 # The kernels for devices, where there is a compiler for them (kernel_compiler.cmake).
 #
-# Targets, only with one: farandole_kernels, the file kernels.fatbin, which is installed beside the
+# Targets, only with one: farandole_kernels, the file FARANDOLE_KERNELS, which is installed beside the
 # module, and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
 include(csrc/cuda/kernel_compiler.cmake)
 
@@ -92,16 +92,21 @@ if(compiler)
                      DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
   add_custom_target(farandole_cuda_ptx DEPENDS ${ptx})
 
-  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/kernels.fatbin)
+  # Named by what they come from: a module never loads those of another one, whose parameters differ.
+  set(sources_hash "${FARANDOLE_NVCC_VERSION} ${code_list}")
+  foreach(part IN LISTS kernel_sources)
+    file(SHA256 ${part} hash)
+    string(APPEND sources_hash ${hash})
+  endforeach()
+  string(SHA256 sources_hash "${sources_hash}")
+  string(SUBSTRING ${sources_hash} 0 12 short_hash)
+  set(FARANDOLE_KERNELS kernels-${short_hash}.fatbin)
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/${FARANDOLE_KERNELS})
   set(compile ${compiler} ${flags} -fatbin ${container}
               -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
   if(FARANDOLE_FATBIN_CACHE)
     # At most as many compilations as there are versions of the kernels: it takes minutes.
-    foreach(part IN LISTS kernel_sources)
-      file(SHA256 ${part} hash)
-      string(APPEND made_of ${hash})
-    endforeach()
-    string(SHA256 key "${made_of} ${flags} ${code_list}")
+    string(SHA256 key "${made_of} ${flags} ${sources_hash}")
     set(kept ${FARANDOLE_FATBIN_CACHE}/${key}.fatbin)
     add_custom_command(OUTPUT ${fatbin}
                        COMMAND sh -c "test -f '${kept}' || { mkdir -p '${FARANDOLE_FATBIN_CACHE}' && \"$@\" '${kept}.new' && mv '${kept}.new' '${kept}'; }" -- ${compile}
@@ -113,5 +118,5 @@ if(compiler)
   endif()
   add_custom_target(farandole_kernels DEPENDS ${fatbin})
   set_source_files_properties(csrc/cuda/exchange/kernel_image.cpp PROPERTIES COMPILE_DEFINITIONS
-      "FARANDOLE_NVCC=${FARANDOLE_NVCC_VERSION};FARANDOLE_KERNEL_CODES=${FARANDOLE_KERNEL_CODES}")
+      "FARANDOLE_NVCC=${FARANDOLE_NVCC_VERSION};FARANDOLE_KERNEL_CODES=${FARANDOLE_KERNEL_CODES};FARANDOLE_KERNELS=\"${FARANDOLE_KERNELS}\"")
 endif()

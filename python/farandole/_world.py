@@ -77,7 +77,7 @@ class _State:
 _state = _State()
 
 
-def _places_of_nccl() -> tuple[str, str]:
+def _places_of_nccl() -> tuple[bytes, bytes]:
     from farandole import cuda  # loaded when the first memory of a device is met
 
     return cuda._places_of_nccl()

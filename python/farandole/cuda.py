@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,11 +117,11 @@ def nccl_library() -> NcclLibrary:
     version, file = _core.nccl_library(*_places_of_nccl())
     major, rest = divmod(version, 10000)
     minor, patch = divmod(rest, 100)
-    return NcclLibrary((major, minor, patch), file)
+    return NcclLibrary((major, minor, patch), os.fsdecode(file))
 
 
-def _places_of_nccl() -> tuple[str, str]:
-    return setting("FARANDOLE_NCCL"), _nccl_of_wheel()
+def _places_of_nccl() -> tuple[bytes, bytes]:
+    return os.fsencode(setting("FARANDOLE_NCCL")), os.fsencode(_nccl_of_wheel())
 
 
 def _nccl_of_wheel() -> str:

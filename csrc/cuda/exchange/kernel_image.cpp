@@ -2,12 +2,15 @@
 
 #include <dlfcn.h>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <vector>
 
 #include "base/error.h"
+#include "base/fd.h"
 #include "cuda/driver/functions.h"
 
 namespace farandole::cuda {
@@ -20,10 +23,16 @@ std::string beside_this_module(const std::string& name) {
   return module.substr(0, module.rfind('/') + 1) + name;
 }
 
+/// Throws Error(device) where it cannot be read whole.
 std::vector<char> contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> all{std::istreambuf_iterator<char>(file), {}};
-  if (all.empty())
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat about{};
+  const bool is_file = file && ::fstat(file.get(), &about) == 0 && S_ISREG(about.st_mode);
+  std::vector<char> all(is_file ? static_cast<size_t>(about.st_size) : 0);
+  size_t read = 0;
+  for (ssize_t count = 1; count > 0 && read < all.size(); read += static_cast<size_t>(count))
+    count = std::max<ssize_t>(::read(file.get(), all.data() + read, all.size() - read), 0);
+  if (all.empty() || read < all.size())
     throw Error(ErrorCode::device, "the kernels of this farandole cannot be read: " + path, {},
                 "install farandole anew");
   return all;
@@ -32,11 +41,13 @@ std::vector<char> contents(const std::string& path) {
 }  // namespace
 
 const void* kernel_image() {
-  if (kernel_build().nvcc == 0)
-    throw Error(ErrorCode::device,
-                "this build of farandole has no kernels: it had no compiler for them");
-  static const std::vector<char> image = contents(beside_this_module("kernels.fatbin"));
+#ifdef FARANDOLE_NVCC
+  static const std::vector<char> image = contents(beside_this_module(FARANDOLE_KERNELS));
   return image.data();
+#else
+  throw Error(ErrorCode::device,
+              "this build of farandole has no kernels: it had no compiler for them");
+#endif
 }
 
 KernelBuild kernel_build() {
