@@ -197,8 +197,7 @@ class Reception:
             if not self._place.admits(connection):
                 connection.close()
                 continue
-            whence = f"at {address[0]}" if address else f"(process {connection.process()})"
-            visitor = Visitor(connection, whence, self._meeting.secret)
+            visitor = Visitor(connection, address[0] if address else "", self._meeting.secret)
             self._visitors[connection.fileno()] = visitor
             self._poll.register(connection, select.POLLIN)
 
@@ -215,7 +214,7 @@ class Reception:
         try:
             if (words := visitor.hear()) is None:
                 return None
-            words = seen_at(words, visitor.connection.address())
+            words = seen_at(words, visitor.address)
             del self._visitors[visitor.connection.fileno()]
             return words
         except (OSError, ValueError) as error:

@@ -21,9 +21,10 @@ class _Wanted(NamedTuple):
 class Visitor:
     """Takes what has come, and waits for no more: silent clients hold nobody up."""
 
-    def __init__(self, connection: Connection, whence: str, secret: bytes) -> None:
+    def __init__(self, connection: Connection, address: str, secret: bytes) -> None:
         self.connection = connection
-        self.whence = whence
+        self.address = address  # as this host sees it; empty for a process of this host
+        self.whence = f"at {address}" if address else f"(process {connection.process()})"
         self.until = time.monotonic() + POLITE  # then it will not prove it any more
         self.is_greeted = False
         self.has_proved = False
