@@ -376,7 +376,7 @@ def left_out(backend: str) -> dict[str, list[str]]:
     }  # fmt: skip
     if backend == "tensorflow":
         found["Keras adds losses to one number, not to many"] = [
-            "loss=none model=add_loss,add_losses,tied,own_compute",
+            "loss=none model=add_loss,add_losses,tied",
         ]
         found["TensorFlow's recompute_grad() does not take these layers"] = ["model=remat"]
     else:
@@ -396,7 +396,7 @@ def horovod_left_out(backend: str) -> dict[str, list[str]]:
         "it does not synchronize statistics": ["model=batch_norm"],
         "ranks with other masks, weights or samples have other divisors": [
             "model=masked", "loss=mean_with_sample_weight,ignoring", "batches=uneven,one",
-            "model=own_compute,add_losses",
+            "model=add_losses",
         ],
         "a loss of each rank's samples has no pairs of others, and is one number": [
             "loss=pairs,none",

@@ -127,24 +127,6 @@ def counting() -> Any:
     return Sequential([Input((WIDTH,)), layers.Dense(6, activation="tanh"), Counting(), head])
 
 
-def own_compute() -> Any:
-    """Losses of Keras that the model's compute_loss() calls by itself."""
-    import keras
-
-    class Computing(keras.Sequential):
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None,
-                         sample_weight: Any = None, training: bool = True) -> Any:  # fmt: skip
-            own = super().compute_loss(x, y, y_pred, sample_weight, training)
-            return own + sum(each(y, y_pred) for each in losses)
-
-    class Ignoring(keras.losses.Loss):
-        def call(self, y: Any, out: Any) -> Any:
-            return _ignoring(y, out)
-
-    losses = [keras.losses.Dice(), Ignoring(), keras.losses.MeanSquaredError(reduction="sum")]
-    return Computing([keras.Input((WIDTH,)), *dense().layers])
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -158,7 +140,6 @@ MODELS: dict[str, Callable[[], Any]] = {
         masked,
         remat,
         counting,
-        own_compute,
     )
 } | {
     "batch_norm": normal,

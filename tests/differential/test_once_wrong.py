@@ -103,8 +103,6 @@ ONCE_WRONG = [
     # Each rank's loss was divided by what it left of the rank's own part.
     "front=keras.model_torch loss=ignoring batches=uneven",
     "front=strategy.fit loss=ignoring",
-    # Losses that a model calls by itself were taken for means over samples.
-    "front=keras.model_torch model=own_compute",
     # Each rank added the sum over its own samples.
     "front=keras.model_torch model=add_losses batches=one",
     # Weights that a program moved between steps were refused, or stale.

@@ -74,27 +74,6 @@ def summed() -> Any:
     return Distances(name="distances")
 
 
-def by_a_loss() -> Any:
-    """Adds up what a loss of Keras gives of the samples that it is told."""
-    squares = keras.losses.MeanSquaredError(reduction="sum")
-
-    class Squares(keras.metrics.Metric):  # type: ignore[misc, name-defined]
-        state_is_sum = True
-
-        def __init__(self) -> None:
-            super().__init__(name="squares")
-            self.total = self.add_weight(shape=(), initializer="zeros", name="total")
-
-        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
-            del sample_weight
-            self.total.assign(self.total + squares(y, out))
-
-        def result(self) -> Any:
-            return self.total + 0.0
-
-    return Squares()
-
-
 def prepared() -> Any:
     """Keras' own method adds up what this one prepares, so the state is sums."""
 
@@ -106,7 +85,7 @@ def prepared() -> Any:
 
 
 def measured() -> dict[str, Any]:
-    options = [dice, of_classes, largest(), moving(), summed(), by_a_loss(), prepared()]
+    options = [dice, of_classes, largest(), moving(), summed(), prepared()]
     return UNMEASURED | {"optimizer": keras.optimizers.SGD(0.1), "metrics": options}
 
 

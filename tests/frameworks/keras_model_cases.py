@@ -1023,12 +1023,6 @@ def a_training_step_of_ones_own() -> None:
     compare_taught_by(lambda y, out: keras.ops.mean(keras.ops.square(y - out)))
 
 
-@on_ranks(3)
-def losses_that_a_step_calls_by_itself_are_those_of_the_whole_batch() -> None:
-    losses = [keras.losses.MeanSquaredError(reduction="sum"), keras.losses.Dice(), LeavingOut()]
-    compare_taught_by(lambda y, out: sum(loss(y, out) for loss in losses))
-
-
 def clipping(sharp: bool) -> Any:
     """A model whose step clips gradients by their norm, at first where they are steepest nearby
     (Foret et al., Sharpness-Aware Minimization, 2021)."""

@@ -16,7 +16,6 @@ COMMON = {
     "a_training_step_of_ones_own",
     "arrays_with_weights_and_held_out_data",
     "losses_of_one_number_are_those_of_the_whole_batch",
-    "losses_that_a_step_calls_by_itself_are_those_of_the_whole_batch",
     "losses_that_leave_samples_out_are_those_of_the_whole_batch",
     "losses_that_look_at_other_samples_are_those_of_the_whole_batch",
     "losses_that_reach_beyond_their_samples_train_as_in_one_process",

@@ -60,19 +60,15 @@ def share_losses(compile_loss: Any, steps: Steps) -> None:
 
 def _wrap(compile_loss: Any, steps: Steps) -> None:
     compile_loss._flat_losses = [
-        each._replace(loss=SharedLoss(each.loss, steps, f"divisor_of_loss_{i}"))
-        if not isinstance(each.loss, SharedLoss)
+        each._replace(loss=_SharedLoss(each.loss, steps, f"divisor_of_loss_{i}"))
+        if not isinstance(each.loss, _SharedLoss)
         else each
         for i, each in enumerate(compile_loss._flat_losses)
     ]
 
 
-class SharedLoss:
-    """A loss with its factor.
-
-    Args:
-        label: begins the names of its collectives.
-    """
+class _SharedLoss:
+    """A loss with its factor."""
 
     def __init__(self, own: Any, steps: Steps, label: str) -> None:
         self._own, self._steps, self._label = own, steps, label
@@ -80,10 +76,6 @@ class SharedLoss:
         self._is_of_parts: bool | None = None  # samples_apart.py; None until it is called
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        with self._steps.plain_losses():
-            return self._shared(y_true, y_pred, sample_weight)
-
-    def _shared(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
         self._steps.knows_loss |= self._reduction not in LEFT_OPEN
         if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
             return self._own(y_true, y_pred, sample_weight)
@@ -137,7 +129,7 @@ def _mask_of(tensor: Any) -> Any:
 def noting_mask(loss: Any) -> Iterator[list[Any]]:
     """Notes the mask of what the loss' call() gives, by which Keras divides as by the outputs'."""
     masks: list[Any] = []
-    own = loss.call
+    own, before = loss.call, vars(loss).get("call")
 
     def call(y_true: Any, y_pred: Any) -> Any:
         values = own(y_true, y_pred)
@@ -149,6 +141,8 @@ def noting_mask(loss: Any) -> Iterator[list[Any]]:
         yield masks
     finally:
         del loss.call
+        if before is not None:  # of the program's own
+            loss.call = before
 
 
 def _both(first: Any, second: Any) -> Any:

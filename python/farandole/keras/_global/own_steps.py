@@ -20,7 +20,6 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import Kind, compares_samples, kind_of
-from farandole.keras._global.losses import SharedLoss
 from farandole.keras._global.steps import LEFT_OPEN, Steps, running
 from farandole.keras._wrapped import distributed_in, is_updating
 
@@ -29,8 +28,9 @@ from farandole.keras._wrapped import distributed_in, is_updating
 def learn() -> None:
     """Patches TensorFlow and Keras, so that a step knows which losses are means, and optimizers."""
     _learn_optimizers()
-    _learn_losses()
-    _learn_compute_loss()
+    _learn(keras.losses.Loss, "__call__", _is_mean)
+    owner: Any = next(c for c in keras.Model.__mro__ if "compute_loss" in vars(c))
+    _learn(owner, "compute_loss", _is_of_batch)
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -53,42 +53,27 @@ def learn() -> None:
     tf.nn.compute_average_loss = tf.autograph.experimental.do_not_convert(compute_average_loss)
 
 
-def _learn_losses() -> None:
-    """A loss that a step calls by itself is shared as one of compile() is."""
-    own = keras.losses.Loss.__call__
+def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:
+    own = vars(kind)[name]
 
     @wraps(own)
-    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        steps = running()
-        if steps is None or not _is_shared(steps, self, y_pred):
-            return own(self, y_true, y_pred, sample_weight)
-        steps.losses += 1
-        shared = SharedLoss(self, steps, f"divisor_of_call_{steps.losses}")
-        return steps.know(shared(y_true, y_pred, sample_weight))
-
-    keras.losses.Loss.__call__ = call
-
-
-def _is_shared(steps: Steps, loss: Any, y_pred: Any) -> bool:
-    """Whether it is of all samples of the part, and becomes a number."""
-    is_reduced = loss.reduction not in LEFT_OPEN
-    is_first = steps.share is not None and not steps.calls_plain_losses
-    return is_first and is_reduced and steps.covers(y_pred) and not compares_samples(y_pred)
-
-
-def _learn_compute_loss() -> None:
-    owner: Any = next(c for c in keras.Model.__mro__ if "compute_loss" in vars(c))
-    own = owner.compute_loss
-
-    @wraps(own)
-    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = own(self, *args, **kwargs)
-        steps = running()
-        if steps is None or loss is None or not _is_of_batch(steps, *args, **kwargs):
+        steps: Steps | None = running()
+        if steps is None or loss is None or not is_mean(steps, self, *args, **kwargs):
             return loss
         return steps.know(loss)
 
-    owner.compute_loss = compute_loss
+    setattr(kind, name, call)
+
+
+def _is_mean(
+    steps: Steps, loss: Any, y_true: Any = None, y_pred: Any = None, *_: Any, **__: Any
+) -> bool:
+    """Of the loss of each sample of the part."""
+    del y_true
+    is_reduced = loss.reduction not in ("sum", *LEFT_OPEN)
+    return is_reduced and steps.covers(y_pred) and not compares_samples(y_pred)
 
 
 def share_compute_loss(model: Any, steps: Steps) -> None:
@@ -119,7 +104,7 @@ def share_added_losses(model: Any, steps: Steps) -> None:
 
 
 def _is_of_batch(
-    steps: Steps, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any
+    steps: Steps, _: Any, x: Any = None, y: Any = None, y_pred: Any = None, *__: Any, **___: Any
 ) -> bool:
     del x, y
     return all(map(steps.covers, keras.tree.flatten(y_pred)))

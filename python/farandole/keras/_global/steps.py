@@ -71,8 +71,6 @@ class Steps:
         self._gradients: list[Any] = []  # that tapes have given as they are, likewise
         self.reduced: set[int] = set()  # ids of variables whose gradients are reduced already
         self.given_back: dict[int, Any] = {}  # such gradients, by id
-        self.calls_plain_losses = False  # in what has its own way to be of all ranks
-        self.losses = 0  # that the step has called by itself
         self.is_not_finite = False  # a gradient of this step, which was told of
         self.hooks = Hooks()
         self._rows: int | None = None  # of its batch on this rank, where that is a number
@@ -156,6 +154,8 @@ class Steps:
 
     def as_mean(self, loss: Any) -> Any:
         """Returns a loss of the user's own such that the mean over ranks is that of the batch."""
+        if _axes(loss) > 0:
+            return loss  # scaled() has the factor of one loss for each sample
         kind = self._kind_of(loss)
         self.tell_of_loss(kind)
         return self.know(self.weighed_as(kind, loss))
@@ -169,16 +169,7 @@ class Steps:
 
     def is_of_each(self, losses: Any) -> bool:
         """Whether there is one for each sample of the part."""
-        return len(losses.shape) > 0 and losses.shape[0] == self._rows
-
-    @contextmanager
-    def plain_losses(self) -> Iterator[None]:
-        """Losses that are called in it are of what they are given: parts of a loss or a metric."""
-        before, self.calls_plain_losses = self.calls_plain_losses, True
-        try:
-            yield
-        finally:
-            self.calls_plain_losses = before
+        return _axes(losses) > 0 and losses.shape[0] == self._rows
 
     def covers(self, outputs: Any) -> bool:
         """Whether they are of all samples of the rank's part, and not of some."""
@@ -252,7 +243,6 @@ class Steps:
         shapes: list[Any] = [getattr(each, "shape", ()) for each in arrays]
         self._rows = next((shape[0] for shape in shapes if len(shape) > 0), None)
         self.knows_loss = self.is_not_finite = False
-        self.losses = 0
         self._known, self._kinds, self._gradients = {}, set(), []
         self.reduced, self.given_back = set(), {}
         _running.append(self)
@@ -297,3 +287,9 @@ def weigh_loss(optimizer: Any, steps: Steps) -> None:
     Keras' own."""
     own = type(optimizer).scale_loss.__get__(optimizer)
     optimizer.scale_loss = lambda loss: steps.scaled(own(loss))
+
+
+def _axes(value: Any) -> int:
+    """How many; -1 where TensorFlow does not know."""
+    shape: Any = getattr(value, "shape", ())
+    return -1 if getattr(shape, "rank", 0) is None else len(shape)

@@ -96,9 +96,6 @@ def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
     """
     if _world.size() == 1 and steps.block is None:
         return []
-    for metric in all_of(model.metrics):
-        if getattr(type(metric), DECLARED, False):
-            metric.update_state = _of_parts(metric, steps)
     own = [(i, m) for i, m in enumerate(all_of(model.metrics)) if is_own(type(m))]
     new = [(i, m) for i, m in own if _WRAPPED not in vars(m)]
     for i, metric in new:
@@ -109,17 +106,6 @@ def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
         setattr(metric, _WRAPPED, True)
         say_once(_SENT.format(name))
     return [metric for _, metric in new]
-
-
-def _of_parts(metric: Any, steps: Steps) -> Callable[..., Any]:
-    own = type(metric).update_state.__get__(metric)
-
-    @wraps(own)
-    def update_state(*args: Any, **kwargs: Any) -> Any:
-        with steps.plain_losses():
-            return own(*args, **kwargs)
-
-    return update_state
 
 
 def _of_whole_batches(metric: Any, steps: Steps, label: str) -> Callable[..., Any]:
@@ -225,7 +211,7 @@ def learn() -> None:
         weighs = sample_weight is not None or get_keras_mask(y_pred) is not None
         alone = steps is None or (_world.size() == 1 and steps.block is None)
         # Keras refuses to weigh few numbers.
-        if steps is None or alone or weighs or not gives_few(steps, self, y_true, y_pred):
+        if steps is None or alone or weighs or not gives_few_numbers(self, y_true, y_pred):
             return own(self, y_true, y_pred, sample_weight)
         if steps.block is not None:
             raise needs_whole_batch(FUNCTION, self.name, steps.block)
@@ -237,10 +223,6 @@ def learn() -> None:
         # Each rank adds its fraction of what one process adds.
         ones = keras.ops.cast(keras.ops.ones_like(values), self.dtype)
         return mean.update_state(self, values, sample_weight=ones * _part_of_batch(steps))
-
-    def gives_few(steps: Steps, *given: Any) -> bool:
-        with steps.plain_losses():  # it is tried
-            return gives_few_numbers(*given)
 
     wrapper.update_state = update_state
 

@@ -18,6 +18,7 @@ from farandole.keras._global.samples_apart import (
     keeps_samples_apart,
     needs_whole_batch,
 )
+from farandole.keras._global.steps import LEFT_OPEN
 from farandole.keras._global.whole_metrics import all_of, gives_few_numbers, is_own
 
 
@@ -54,7 +55,7 @@ def _checked_loss(loss: Any) -> Callable[..., Any]:
         is_checked = True
         with noting_mask(loss) as masks:
             value = loss(y_true, y_pred, sample_weight)
-        if loss.reduction != "sum" and masks != [None]:
+        if loss.reduction not in ("sum", *LEFT_OPEN) and masks != [None]:
             raise needs_whole_batch(MASKED, getattr(loss, "name", loss), None)
         return value
 
