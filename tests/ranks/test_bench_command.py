@@ -174,7 +174,7 @@ def test_a_row_is_shown_before_the_next_one_is_measured(tmp_path: Path) -> None:
         "collective": "all_reduce", "sizes": [4, 64], "dtype": "float32", "memory": ["caller"],
         "options": {}, "iterations": 5, "seconds": 1.0,
     }  # fmt: skip
-    words = [json.dumps(request), str(tmp_path / "result.json"), str(tmp_path / "seen")]
+    words = [str(tmp_path / "result.json"), json.dumps(request), str(tmp_path / "seen")]
     launcher = [sys.executable, "-m", "farandole", "run", "-np", "2", "--no-prefix", "--"]
     command = [*launcher, sys.executable, "-c", STEPWISE, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:

@@ -166,7 +166,7 @@ class _Ones(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
     """The sum of weights where the mask is, as Keras' own rules put them together."""
 
     def __init__(self, ones: Any) -> None:
-        super().__init__(reduction="sum", dtype="float32")
+        super().__init__(name="ones", reduction="sum", dtype="float32")
         self._ones = ones
 
     def call(self, y_true: Any, y_pred: Any) -> Any:  # noqa: ARG002
