@@ -927,6 +927,14 @@ def some_left_out(y: Any, out: Any) -> Any:
     return keras.losses.sparse_categorical_crossentropy(y, classes, ignore_class=0)
 
 
+class Direct(keras.losses.Loss):  # type: ignore[misc, name-defined]
+    """Has no call()."""
+
+    def __call__(self, y: Any, out: Any, sample_weight: Any = None) -> Any:
+        del sample_weight
+        return keras.ops.mean(keras.ops.square(y - out))
+
+
 class LeavingOut(keras.losses.Loss):  # type: ignore[misc, name-defined]
     def call(self, y: Any, out: Any) -> Any:
         return some_left_out(y, out)
@@ -940,6 +948,7 @@ def losses_that_leave_samples_out_are_those_of_the_whole_batch() -> None:
         (some_left_out, W),
         (LeavingOut(reduction="mean_with_sample_weight"), W),
         (LeavingOut(reduction="sum"), None),
+        (Direct(), None),
     ]:
 
         def options(loss: Any = loss) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import keras
@@ -87,7 +88,7 @@ class _SharedLoss:
         weights = None if sample_weight is None else keras.ops.copy(sample_weight)
         with noting_mask(self._own) as masks:
             loss = self._own(y_true, y_pred, sample_weight)
-        factor = self._factor(_both(_mask_of(y_pred), *masks), weights)
+        factor = self._factor(reduce(_both, masks, _mask_of(y_pred)), weights)
         if factor is None:
             return loss
         return loss * keras.ops.cast(factor, keras.backend.standardize_dtype(loss.dtype))
@@ -127,7 +128,8 @@ def _mask_of(tensor: Any) -> Any:
 
 @contextmanager
 def noting_mask(loss: Any) -> Iterator[list[Any]]:
-    """Notes the mask of what the loss' call() gives, by which Keras divides as by the outputs'."""
+    """Notes the mask of what the loss' call() gives, by which Keras divides as by the outputs'. A
+    loss with a __call__() of its own may have none, or several."""
     masks: list[Any] = []
     own, before = loss.call, vars(loss).get("call")
 

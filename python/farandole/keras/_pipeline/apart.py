@@ -55,7 +55,7 @@ def _checked_loss(loss: Any) -> Callable[..., Any]:
         is_checked = True
         with noting_mask(loss) as masks:
             value = loss(y_true, y_pred, sample_weight)
-        if loss.reduction not in ("sum", *LEFT_OPEN) and masks != [None]:
+        if loss.reduction not in ("sum", *LEFT_OPEN) and any(m is not None for m in masks):
             raise needs_whole_batch(MASKED, getattr(loss, "name", loss), None)
         return value
 
