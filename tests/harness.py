@@ -612,12 +612,12 @@ def process_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def descriptors() -> set[str]:
-    """The descriptors of this process and what each one leads to."""
+def descriptors(process: int | str = "self") -> set[str]:
+    """The descriptors of a process and what each one leads to."""
     found = set()
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")  # noqa: PTH115
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the listing's own is
+            found.add(f"{link.name} {link.readlink()}")
     return found
 
 

@@ -142,8 +142,8 @@ def test_one_wrong_element_a_call_is_seen(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "result.json"
     done = run(
-        "-np", "2", "--no-prefix", "--", sys.executable, "-c", WRONG, json.dumps(request),
-        str(path), command=[sys.executable, "-m", "farandole", "run"],
+        "-np", "2", "--no-prefix", "--", sys.executable, "-c", WRONG, str(path),
+        json.dumps(request), command=[sys.executable, "-m", "farandole", "run"],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(path.read_text())["rows"]
