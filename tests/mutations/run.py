@@ -33,7 +33,7 @@ from copied_tree import ROOT, CopiedTree
 
 HERE = Path(__file__).parent
 TREE = CopiedTree(ROOT / "build" / "mutants" / "tree")
-MODULES = ("_core", "_cuda", "_tf", "core_testing")
+MODULES = ("_core", "_tf", "core_testing")
 # Programs of C++ tests, by the first words of what catches a fault, in the build folder.
 PROGRAMS = {
     "cpp": "farandole_tests",
