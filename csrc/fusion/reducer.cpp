@@ -24,7 +24,7 @@ std::vector<Parameter> with_meaning(std::vector<Parameter> parameters, ReduceOp 
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
-                 ReducerOptions options, const std::function<void()>& interrupted)
+                 const ReducerOptions& options, const std::function<void()>& interrupted)
     : BucketStep(std::move(group), with_meaning(std::move(parameters), options.op), options,
                  further_words(options), interrupted),
       overlap_(options.overlap),

@@ -41,8 +41,8 @@ class Reducer final : public BucketStep {
   /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
   /// first thing that differs. The group lives on. `interrupted` is that of Group::wait_for.
   Reducer(
-      std::shared_ptr<Group> group, std::vector<Parameter> parameters, ReducerOptions options,
-      const std::function<void()>& interrupted = [] {});
+      std::shared_ptr<Group> group, std::vector<Parameter> parameters,
+      const ReducerOptions& options, const std::function<void()>& interrupted = [] {});
   ~Reducer() { end(); }
 
   /// A large tensor, alone in its bucket: lend() reduces it where it lies.

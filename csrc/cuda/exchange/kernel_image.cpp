@@ -16,6 +16,7 @@
 namespace farandole::cuda {
 namespace {
 
+#ifdef FARANDOLE_NVCC
 std::string beside_this_module(const std::string& name) {
   Dl_info here{};
   if (::dladdr(reinterpret_cast<const void*>(&kernel_image), &here) == 0) return name;
@@ -37,6 +38,7 @@ std::vector<char> contents(const std::string& path) {
                 "install farandole anew");
   return all;
 }
+#endif
 
 }  // namespace
 

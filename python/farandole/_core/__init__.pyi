@@ -390,6 +390,7 @@ class trace_span(metaclass=_Native):
 class BucketStep(metaclass=_Native):
     """What training steps by buckets share."""
 
+    def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
     @property
     def places(self) -> list[tuple[int, int]]: ...  # bucket, bytes from its begin
     @property
