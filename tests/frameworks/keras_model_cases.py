@@ -1032,6 +1032,24 @@ def a_training_step_of_ones_own() -> None:
     compare_taught_by(lambda y, out: keras.ops.mean(keras.ops.square(y - out)))
 
 
+@on_ranks(2)
+def a_loss_with_its_own_divisor_that_a_step_calls_is_told() -> None:
+    y = np.sort(Y, axis=0)
+    mean, dice, leaving = keras.losses.MeanSquaredError(), keras.losses.Dice(), LeavingOut()
+    for loss, told in [
+        (mean, ""),
+        (dice, "'dice' by itself, which divides by what it finds in the samples together"),
+        (leaving, "'leaving_out' by itself, which divides by the samples that a mask leaves"),
+        (lambda y, out: keras.ops.mean(mean(y, out)), ""),
+    ]:
+        model = shared(taught_by(loss), metrics=[dice], weighted_metrics=None)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            model.fit(X, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+            model.evaluate(X, y, batch_size=BATCH, verbose=0)
+        assert said.getvalue().count("a step calls the loss") == bool(told and hvd.rank() == 0)
+        assert told in said.getvalue() or hvd.rank() > 0
+
+
 def clipping(sharp: bool) -> Any:
     """A model whose step clips gradients by their norm, at first where they are steepest nearby
     (Foret et al., Sharpness-Aware Minimization, 2021)."""

@@ -99,6 +99,30 @@ def training_equals_one_rank_with_the_joined_batch() -> None:
         require_equal_ranks(ours)
 
 
+def train_several(optimizer: Any, part: Callable[[Any], Any]) -> Any:
+    """Models beside each other, in one step."""
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf, 2 * leaf]), network())
+    state = jax.vmap(optimizer.init)(params)
+
+    def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        gradients = jax.grad(loss_of)(params, x, y)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    program = jax.jit(jax.vmap(step, in_axes=(0, 0, None, None)))
+    for x, y in batches():
+        params, state = program(params, state, part(x), part(y))
+    return params
+
+
+@on_ranks(2)
+def models_beside_each_other_train_as_on_one_rank() -> None:
+    serial = train_several(optax.adam(1e-2), lambda rows: rows)
+    ours = train_several(fdj.distributed(optax.adam(1e-2)), mine)
+    assert difference(serial, ours) < 2e-5
+    require_equal_ranks(ours)
+
+
 @on_ranks(2)
 def buckets_do_not_change_bits_and_compression_little() -> None:
     whole, _ = train(fdj.distributed(optax.sgd(0.1)), mine)

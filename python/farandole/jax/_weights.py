@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.interpreters.batching import BatchTracer
 
 from farandole import _core, _world
 from farandole.common._process_set import ProcessSet
@@ -57,6 +58,8 @@ class ArrayWeights:
         rows = [(name, as_reals(array)) for name, array in arrays if _is_comparable(array)]
         if not rows:
             return
+        if any(isinstance(array, BatchTracer) for _, array in rows):
+            return  # JAX has no branches with a Ref in a vmap
         if traced([array for _, array in rows]):
             self._in_program(rows)
             return

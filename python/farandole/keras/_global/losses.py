@@ -78,6 +78,10 @@ class _SharedLoss:
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self._steps.knows_loss |= self._reduction not in LEFT_OPEN
+        with self._steps.not_telling_of_losses():
+            return self._shared(y_true, y_pred, sample_weight)
+
+    def _shared(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
         if self._steps.share is None or (_world.size() == 1 and self._steps.block is None):
             return self._own(y_true, y_pred, sample_weight)
         if self._is_of_parts is None:
@@ -88,7 +92,7 @@ class _SharedLoss:
         weights = None if sample_weight is None else keras.ops.copy(sample_weight)
         with noting_mask(self._own) as masks:
             loss = self._own(y_true, y_pred, sample_weight)
-        factor = self._factor(reduce(_both, masks, _mask_of(y_pred)), weights)
+        factor = self._factor(reduce(_both, masks, mask_of(y_pred)), weights)
         if factor is None:
             return loss
         return loss * keras.ops.cast(factor, keras.backend.standardize_dtype(loss.dtype))
@@ -120,7 +124,7 @@ class _SharedLoss:
         return keras.ops.divide_no_nan(mine * total, everywhere * count)
 
 
-def _mask_of(tensor: Any) -> Any:
+def mask_of(tensor: Any) -> Any:
     from keras.src.backend import get_keras_mask
 
     return get_keras_mask(tensor)
@@ -135,7 +139,7 @@ def noting_mask(loss: Any) -> Iterator[list[Any]]:
 
     def call(y_true: Any, y_pred: Any) -> Any:
         values = own(y_true, y_pred)
-        masks.append(_mask_of(values))
+        masks.append(mask_of(values))
         return values
 
     loss.call = call

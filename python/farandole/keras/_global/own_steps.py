@@ -20,15 +20,23 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import Kind, compares_samples, kind_of
+from farandole.keras._global.losses import mask_of, noting_mask
+from farandole.keras._global.samples_apart import keeps_samples_apart
 from farandole.keras._global.steps import LEFT_OPEN, Steps, running
 from farandole.keras._wrapped import distributed_in, is_updating
+
+_OF_DIVISOR = (
+    "a step calls the loss '{}' by itself, which divides by {}: each rank takes those of its own "
+    "samples alone, so the loss and its gradients differ from one process\n"
+    "  advice: compile(loss=…) with it, and self.compute_loss() in the step"
+)
 
 
 @cache
 def learn() -> None:
     """Patches TensorFlow and Keras, so that a step knows which losses are means, and optimizers."""
     _learn_optimizers()
-    _learn(keras.losses.Loss, "__call__", _is_mean)
+    _learn_losses()
     owner: Any = next(c for c in keras.Model.__mro__ if "compute_loss" in vars(c))
     _learn(owner, "compute_loss", _is_of_batch)
     if keras.backend.backend() != "tensorflow":
@@ -53,6 +61,41 @@ def learn() -> None:
     tf.nn.compute_average_loss = tf.autograph.experimental.do_not_convert(compute_average_loss)
 
 
+def _learn_losses() -> None:
+    own = keras.losses.Loss.__call__
+
+    @wraps(own)
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        steps = running()
+        if steps is None or not _is_mean(steps, self, y_pred):
+            return own(self, y_true, y_pred, sample_weight)
+        if steps.share is None or not steps.tells_of_losses:
+            return steps.know(own(self, y_true, y_pred, sample_weight))
+        with noting_mask(self) as masks:
+            loss = own(self, y_true, y_pred, sample_weight)
+        divisor = _own_divisor(steps, self, y_true, y_pred, sample_weight, masks)
+        if divisor is not None:
+            steps.say_once(_OF_DIVISOR.format(self.name, divisor))
+        return steps.know(loss)
+
+    keras.losses.Loss.__call__ = call
+
+
+def _own_divisor(
+    steps: Steps, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, masks: list[Any]
+) -> str | None:
+    """By what else than the number of samples a loss divides, on each rank by its own."""
+    if any(mask is not None for mask in (mask_of(y_pred), *masks)):
+        return "the samples that a mask leaves"
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return "the sum of sample weights"
+    kind = type(loss), loss.name
+    if kind not in steps.apart:
+        with steps.not_telling_of_losses():  # which is tried
+            steps.apart[kind] = keeps_samples_apart(loss, y_true, y_pred)
+    return None if steps.apart[kind] else "what it finds in the samples together"
+
+
 def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:
     own = vars(kind)[name]
 
@@ -67,11 +110,8 @@ def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:
     setattr(kind, name, call)
 
 
-def _is_mean(
-    steps: Steps, loss: Any, y_true: Any = None, y_pred: Any = None, *_: Any, **__: Any
-) -> bool:
+def _is_mean(steps: Steps, loss: Any, y_pred: Any) -> bool:
     """Of the loss of each sample of the part."""
-    del y_true
     is_reduced = loss.reduction not in ("sum", *LEFT_OPEN)
     return is_reduced and steps.covers(y_pred) and not compares_samples(y_pred)
 

@@ -74,7 +74,9 @@ class Steps:
         self.is_not_finite = False  # a gradient of this step, which was told of
         self.hooks = Hooks()
         self._rows: int | None = None  # of its batch on this rank, where that is a number
-        self._say_once = cache(say)
+        self.say_once = cache(say)
+        self.tells_of_losses = True  # of those that a step calls by itself
+        self.apart: dict[Any, bool] = {}  # such losses: samples_apart.py
         self.own_gradients: Any = None  # an OwnGradients, where frameworks' gradients are reduced
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
@@ -124,13 +126,13 @@ class Steps:
         if keras.backend.backend() == "torch" and self.block is None:
             is_early = self.own_gradients is not None and self.own_gradients.are_reduced
             if not is_early and self.are_changed(ours, variables):
-                self._say_once(_OF_CHANGES)
+                self.say_once(_OF_CHANGES)
             return ours
         kind = _one_of(self._kinds)  # nobody knows which gradient is of which loss
         self.tell_of_loss(kind)
         rows = list(zip(ours, known, strict=False))
         if self.are_changed([g for g, is_done in rows if not is_done], ()):
-            self._say_once(_OF_CHANGES)
+            self.say_once(_OF_CHANGES)
         return [g if is_done else self.one_weighed(g, kind) for g, is_done in rows]
 
     def are_changed(self, gradients: Iterable[Any], variables: Iterable[Any]) -> bool:
@@ -151,6 +153,14 @@ class Steps:
         self.knows_loss = True
         self._known[id(loss)] = loss, self._kind_of(loss) or Kind.MEAN
         return loss
+
+    @contextmanager
+    def not_telling_of_losses(self) -> Iterator[None]:
+        before, self.tells_of_losses = self.tells_of_losses, False
+        try:
+            yield
+        finally:
+            self.tells_of_losses = before
 
     def as_mean(self, loss: Any) -> Any:
         """Returns a loss of the user's own such that the mean over ranks is that of the batch."""
@@ -213,7 +223,7 @@ class Steps:
         """Says once that the step has a loss whose use of samples is not known."""
         has_graph = hasattr(self.share, "graph")  # of which all is known that can be
         if kind is None and (has_graph or not self.knows_loss):
-            self._say_once(_OF_LOSS)
+            self.say_once(_OF_LOSS)
 
     def one_weighed(self, gradient: Any, kind: Kind | None) -> Any:
         """Of a loss of this kind."""

@@ -209,10 +209,13 @@ def learn() -> None:
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         steps = _sharing()
         weighs = sample_weight is not None or get_keras_mask(y_pred) is not None
-        alone = steps is None or (_world.size() == 1 and steps.block is None)
-        # Keras refuses to weigh few numbers.
-        if steps is None or alone or weighs or not gives_few_numbers(self, y_true, y_pred):
+        if steps is None:
             return own(self, y_true, y_pred, sample_weight)
+        alone = _world.size() == 1 and steps.block is None
+        # Keras refuses to weigh few numbers.
+        with steps.not_telling_of_losses():  # the function may be one
+            if alone or weighs or not gives_few_numbers(self, y_true, y_pred):
+                return own(self, y_true, y_pred, sample_weight)
         if steps.block is not None:
             raise needs_whole_batch(FUNCTION, self.name, steps.block)
         label = f"batch of metric function {self.name}"
