@@ -317,7 +317,7 @@ def _optim() -> Any:
     return torch.optim
 
 
-def _trainer(variant: Variant, model: Model, optimizer: str) -> Trainer:
+def trainer_of(variant: Variant, model: Model, optimizer: str) -> Trainer:
     """Made, and warm: a first step makes buckets, a second one has taken up their final plan."""
     import torch
 
@@ -352,8 +352,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """All variants of one model, taking turns; one row each, the same on every rank."""
     # Torch makes what it makes at first use: nobody's memory.
-    _trainer(VARIANTS["none"], model, optimizer)
-    trainers = [_trainer(variant, model, optimizer) for variant in variants]
+    trainer_of(VARIANTS["none"], model, optimizer)
+    trainers = [trainer_of(variant, model, optimizer) for variant in variants]
     gc.collect()
     gc.disable()
     for block in range(blocks):
