@@ -51,14 +51,16 @@ std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
                                                       const std::shared_ptr<MpiPort>& mpi,
                                                       Wire wire) {
   const Host& host = engine.host();
-  const Surroundings here{.rank = host.rank,
-                          .host = host.peers[static_cast<size_t>(host.rank)].info.host,
-                          .hub = nullptr,
-                          .arena = engine.arena(),
-                          .door = engine.door(),
-                          .mpi = mpi,
-                          .has_gone = [&engine](int rank) { return engine.has_gone(rank); },
-                          .wire = wire};
+  const Surroundings here{
+      .rank = host.rank,
+      .host = host.peers[static_cast<size_t>(host.rank)].info.host,
+      .hub = nullptr,
+      .arena = engine.arena(),
+      .door = engine.door(),
+      .mpi = mpi,
+      .may_have_gone = [&engine](int rank,
+                                 TimePoint before) { return engine.may_have_gone(rank, before); },
+      .wire = wire};
   std::vector<std::shared_ptr<Transport>> made;
   for (const TransportRow& row : transports()) {
     if (!is_wanted(row, choice, engine.door() == nullptr ? "" : mpi ? "mpi" : "tcp")) continue;

@@ -102,6 +102,11 @@ class ControlMesh : public ProgressBoard {
   const std::shared_ptr<TcpDoor>& door() const { return door_; }
   /// Whether the rank's connection has ended though it had not said that it leaves.
   bool has_lost(int rank) const { return peer(rank).lost.load(std::memory_order_acquire); }
+  /// Whether all has been read that the rank had sent before, and its connection is whole, or given
+  /// up: else news of its end may be on the way.
+  bool has_settled(int rank, TimePoint before) const {
+    return peer(rank).settled.load(std::memory_order_acquire) >= before;
+  }
   Loss loss_of(int rank) const { return peer(rank).loss.load(std::memory_order_acquire); }
   /// Whether the rank is lost to this one, but may live, and others may hear it.
   bool has_lost_sight_of(int rank) const {
@@ -168,11 +173,12 @@ class ControlMesh : public ProgressBoard {
     std::shared_ptr<TcpArrival> arrival;  // of its next connection, where one is awaited
     ControlLine line;                     // guarded by mutex_, but for what is read
     std::atomic<bool> lost{false}, finished{false};
-    std::atomic<bool> stopped{false};   // if elsewhere, as it was told
-    bool open = false;                  // neither lost nor gone; guarded by mutex_
-    TimePoint heard{};                  // of the thread alone, as what follows
-    TcpTraffic traffic;                 // as it was last seen
-    TcpTraffic data;                    // that of connections for data, likewise
+    std::atomic<bool> stopped{false};             // if elsewhere, as it was told
+    std::atomic<TimePoint> settled{TimePoint{}};  // see has_settled()
+    bool open = false;                            // neither lost nor gone; guarded by mutex_
+    TimePoint heard{};                            // of the thread alone, as what follows
+    TcpTraffic traffic;                           // as it was last seen
+    TcpTraffic data;                              // that of connections for data, likewise
     TimePoint acknowledged{};           // when its kernel last had all, or more than before
     TimePoint answered{};               // the same, or more of data
     std::optional<TcpAddress> listens;  // where this rank would knock

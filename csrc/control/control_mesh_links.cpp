@@ -153,7 +153,10 @@ void ControlMesh::mend() {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     Peer& other = peer(r);
     take_arrival(r);
-    if (!other.broken) continue;
+    if (!other.broken) {
+      other.settled.store(last_turn_, std::memory_order_release);  // after lose()
+      continue;
+    }
     if (told_death(r)) {
       lose(r, Loss::died);
     } else if (when - other.broken->since >= kMend) {

@@ -73,8 +73,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<std::shared_ptr<Transport>>& transports() const { return transports_; }
   /// Where ranks on other hosts connect to this one; null on one host.
   std::shared_ptr<TcpDoor> door() const;
-  /// By the thread that polls: that rank has died or left.
-  bool has_gone(int rank) const;
+  /// See MayHaveGone.
+  bool may_have_gone(int rank, TimePoint before) const;
   Driver& driver() { return driver_; }
   /// Null while nothing is traced. What it points to lives as long as the engine.
   Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace

@@ -101,7 +101,10 @@ void Engine::note_death(int rank) {
   unexplained_.push_back({rank, now()});
 }
 
-bool Engine::has_gone(int rank) const {
+bool Engine::may_have_gone(int rank, TimePoint before) const {
+  const bool hears_of_it = host_.mesh && !host_.peers[static_cast<size_t>(rank)].here;
+  if (hears_of_it && (!host_.mesh->has_settled(rank, before) || host_.mesh->has_lost(rank)))
+    return true;
   return dead_[static_cast<size_t>(rank)] || absence_of(host_, rank, "").has_value();
 }
 

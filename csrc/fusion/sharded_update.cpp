@@ -42,7 +42,7 @@ uint64_t hash_of(const std::vector<std::string>& texts) {
 }  // namespace
 
 ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
-                             std::vector<size_t> hyper_group, ShardedOptions options,
+                             std::vector<size_t> hyper_group, const ShardedOptions& options,
                              std::function<void()> interrupted)
     : BucketStep(std::move(group), updatable(std::move(in_ready_order)), options,
                  update_words(options), interrupted),

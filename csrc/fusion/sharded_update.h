@@ -39,7 +39,7 @@ class ShardedUpdate final : public BucketStep {
   /// which of begin()'s settings are its own. `interrupted` is that of Group::wait_for.
   ShardedUpdate(
       std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
-      std::vector<size_t> hyper_group, ShardedOptions options,
+      std::vector<size_t> hyper_group, const ShardedOptions& options,
       std::function<void()> interrupted = [] {});
   ~ShardedUpdate() { end(); }
 

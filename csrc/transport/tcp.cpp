@@ -12,14 +12,14 @@ namespace {
 class Tcp : public Transport {
  public:
   Tcp(const std::shared_ptr<Segment>& segment, int rank, std::string host,
-      std::function<bool(int)> has_gone, std::shared_ptr<TcpDoor> door, Wire wire)
+      MayHaveGone may_have_gone, std::shared_ptr<TcpDoor> door, Wire wire)
       : rank_(rank),
         ranks_(segment->ranks()),
         host_(std::move(host)),
         anywhere_(door != nullptr),
         shared_(std::make_shared<TcpShared>(
-            door ? std::move(door) : std::make_shared<TcpDoor>(segment, rank), std::move(has_gone),
-            wire)),
+            door ? std::move(door) : std::make_shared<TcpDoor>(segment, rank),
+            std::move(may_have_gone), wire)),
         wake_fd_(shared_->wakes.fd()) {}
 
   std::string_view name() const override { return "tcp"; }
@@ -59,10 +59,10 @@ class Tcp : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
-                                         std::string host, std::function<bool(int)> has_gone,
+                                         std::string host, MayHaveGone may_have_gone,
                                          std::shared_ptr<TcpDoor> door, Wire wire) {
-  return std::make_unique<Tcp>(segment, rank, std::move(host), std::move(has_gone), std::move(door),
-                               wire);
+  return std::make_unique<Tcp>(segment, rank, std::move(host), std::move(may_have_gone),
+                               std::move(door), wire);
 }
 
 }  // namespace farandole

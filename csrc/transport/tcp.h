@@ -2,7 +2,6 @@
 // that they are of this job before anything else was said on it (transport/tcp_handshake.h).
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,10 +13,9 @@ namespace farandole {
 
 /// The transport of `rank`: through `door` it reaches every rank; without one, through a door of
 /// its own on the loopback address, those of the same `host`. `segment` has the job's secret and
-/// shows each rank's address. `has_gone` says of a rank whether it has died or left; none: no rank
-/// does.
+/// shows each rank's address. Without `may_have_gone` no rank does.
 std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
-                                         std::string host, std::function<bool(int)> has_gone = {},
+                                         std::string host, MayHaveGone may_have_gone = {},
                                          std::shared_ptr<TcpDoor> door = nullptr,
                                          Wire wire = Wire::plain);
 

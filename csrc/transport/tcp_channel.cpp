@@ -144,14 +144,14 @@ size_t TcpChannel::receive_record(std::span<std::byte> into) {
 
 void TcpChannel::lose(int error) {
   error_ = error;
-  broken_since_ = now();
+  broken_since_ = explained_ = now();
   link_.wants &= ~static_cast<uint32_t>(EPOLLOUT);
 }
 
 void TcpChannel::complain() {
-  if (now() - broken_since_ < kPatience) return;
-  broken_since_ = now();
-  if (shared_->has_gone && shared_->has_gone(peer_)) return;
+  if (now() - explained_ < kPatience) return;
+  explained_ = now();
+  if (shared_->may_have_gone && shared_->may_have_gone(peer_, broken_since_)) return;
   Context where;
   where.peer = peer_;
   where.lane = lane_.lane;

@@ -6,7 +6,6 @@
 // engine finds out and names the rank; else it is Error(link).
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -15,21 +14,21 @@
 #include "transport/tcp_door.h"
 #include "transport/tcp_records.h"
 #include "transport/tcp_wakes.h"
+#include "transport/transport.h"
 
 namespace farandole {
 
 /// State shared by a rank's channels.
 struct TcpShared {
-  TcpShared(std::shared_ptr<TcpDoor> its_door, std::function<bool(int)> has_gone_or_none,
-            Wire its_wire)
+  TcpShared(std::shared_ptr<TcpDoor> its_door, MayHaveGone may_have_gone_or_none, Wire its_wire)
       : door(std::move(its_door)),
         wakes(door->news()),
-        has_gone(std::move(has_gone_or_none)),
+        may_have_gone(std::move(may_have_gone_or_none)),
         wire(its_wire) {}
 
   std::shared_ptr<TcpDoor> door;
   TcpWakes wakes;
-  std::function<bool(int)> has_gone;  // whether a rank has died or left; none: no rank does
+  MayHaveGone may_have_gone;  // none: no rank does
   Wire wire;
 };
 
@@ -71,9 +70,9 @@ class TcpChannel : public Channel {
   TcpLink link_;
   std::optional<Seals> seals_;  // of messages, once it is connected; else the records'
   std::optional<TcpRecords> records_;
-  bool ended_ = false;  // the peer writes no more
-  int error_ = 0;       // why the connection is broken, if it is
-  TimePoint broken_since_{};
+  bool ended_ = false;                      // the peer writes no more
+  int error_ = 0;                           // why the connection is broken, if it is
+  TimePoint broken_since_{}, explained_{};  // the latter: when that was last asked for
   std::unique_ptr<std::byte[]> buffer_;
   size_t begin_ = 0, end_ = 0;  // what of it has arrived and is not consumed
 };

@@ -33,6 +33,10 @@ class Connecting {
 /// Begins the connection to a rank of a group, with that many channels. Both sides call it.
 using Connect = std::function<std::unique_ptr<Connecting>(int peer, int lanes)>;
 
+/// By the thread that polls: whether a rank of the world has died or left, or had by then, and news
+/// of that may be on the way.
+using MayHaveGone = std::function<bool(int rank, TimePoint before)>;
+
 class Transport {
  public:
   virtual ~Transport() = default;

@@ -17,7 +17,7 @@ std::unique_ptr<Transport> make_shm(const Surroundings& here) {
 
 std::unique_ptr<Transport> make_tcp(const Surroundings& here) {
   if (!here.arena) return nullptr;
-  return tcp_transport(here.arena->segment(), here.rank, here.host, here.has_gone, here.door,
+  return tcp_transport(here.arena->segment(), here.rank, here.host, here.may_have_gone, here.door,
                        here.wire);
 }
 

@@ -1,7 +1,6 @@
 // The table of transports, cheapest first. Meshes and tests iterate over it.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,12 +18,12 @@ namespace farandole {
 struct Surroundings {
   int rank = 0;
   std::string host;
-  std::shared_ptr<InprocHub> hub;       // of the ranks that share this process
-  std::shared_ptr<Arena> arena;         // in the segment of the ranks that share this host
-  std::shared_ptr<TcpDoor> door{};      // of ranks on several hosts
-  std::shared_ptr<MpiPort> mpi{};       // of ranks that have an MPI
-  std::function<bool(int)> has_gone{};  // whether a rank of the world has died or left
-  Wire wire = Wire::plain;              // what is done with bytes over TCP
+  std::shared_ptr<InprocHub> hub;   // of the ranks that share this process
+  std::shared_ptr<Arena> arena;     // in the segment of the ranks that share this host
+  std::shared_ptr<TcpDoor> door{};  // of ranks on several hosts
+  std::shared_ptr<MpiPort> mpi{};   // of ranks that have an MPI
+  MayHaveGone may_have_gone{};
+  Wire wire = Wire::plain;  // what is done with bytes over TCP
 };
 
 struct TransportRow {

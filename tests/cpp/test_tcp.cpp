@@ -61,10 +61,10 @@ bool is_readable(int fd) {
 
 /// Two ranks and a channel between them.
 struct Two {
-  explicit Two(std::function<bool(int)> has_gone = {}) {
+  explicit Two(const MayHaveGone& may_have_gone = {}) {
     const auto segment = world.arena(0)->segment();
     for (int rank : {0, 1}) {
-      transports[rank] = tcp_transport(segment, rank, "here", has_gone);
+      transports[rank] = tcp_transport(segment, rank, "here", may_have_gone);
       const auto connecting =
           transports[rank]->connect(world.members()[static_cast<size_t>(1 - rank)], kStream, 1);
       ends[rank] = std::move(connecting->poll(now())[0]);
@@ -363,7 +363,7 @@ TEST(tcp_a_reset_is_an_error_that_names_the_peer_unless_that_has_gone) {
   for (const bool gone : {false, true}) {
     const testing::Note note("gone ", gone);
     std::atomic<int> asked{0};
-    Two two([&](int rank) {
+    Two two([&](int rank, TimePoint) {
       CHECK_EQUAL(rank, 0);
       ++asked;
       return gone;
