@@ -14,7 +14,7 @@ namespace {
 
 /// How often a device is asked whether it is lost, and flags are written where ranks have failed.
 constexpr auto kBetweenStepLooks = std::chrono::milliseconds(20);
-constexpr auto kNapAtTheEnd = std::chrono::microseconds(200);
+constexpr auto kNapBetweenLooks = std::chrono::microseconds(200);
 
 /// Its timeout counts from the first look around.
 void see(StepInFlight& step, TimePoint when) {
@@ -58,7 +58,7 @@ void StepWatch::end() {
     } catch (const Error&) {  // NOLINT: nothing waits there any more
       break;
     }
-    std::this_thread::sleep_for(kNapAtTheEnd);
+    std::this_thread::sleep_for(kNapBetweenLooks);
   }
   for (; !in_flight_.empty(); in_flight_.pop_front()) {
     exchange_->keep(std::move(in_flight_.front().kept));

@@ -19,8 +19,8 @@ using testing::FakeMpiRank;
 
 namespace {
 
-constexpr uint64_t kStream = 5;
-constexpr Key kSecret{std::byte{3}};
+constexpr uint64_t kMpiStream = 5;
+constexpr Key kMpiSecret{std::byte{3}};
 
 std::vector<std::byte> numbered(size_t count) {
   std::vector<std::byte> bytes(count);
@@ -28,16 +28,16 @@ std::vector<std::byte> numbered(size_t count) {
   return bytes;
 }
 
-/// Two ranks of a world, in one thread.
-struct Two {
+/// TwoOverMpi ranks of a world, in one thread.
+struct TwoOverMpi {
   std::shared_ptr<FakeMpi> mpi = std::make_shared<FakeMpi>();
   std::shared_ptr<MpiPort> ports[2] = {port(0), port(1)};
 
   std::shared_ptr<MpiPort> port(int rank, uint64_t world = 77) const {
     return std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank), rank, 2, world,
-                                     kSecret);
+                                     kMpiSecret);
   }
-  MpiChannel channel(int rank, uint64_t stream = kStream, int lane = 0) const {
+  MpiChannel channel(int rank, uint64_t stream = kMpiStream, int lane = 0) const {
     return {ports[rank], 1 - rank, stream, lane};
   }
 };
@@ -61,7 +61,7 @@ std::vector<std::byte> read_all(Channel& channel) {
 }  // namespace
 
 TEST(mpi_is_ahead_of_its_consumer_by_a_window_at_most) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(3 * MpiPort::kWindow);
   size_t done = 0;
@@ -78,7 +78,7 @@ TEST(mpi_is_ahead_of_its_consumer_by_a_window_at_most) {
 }
 
 TEST(mpi_takes_more_where_a_window_of_odd_length_was_full) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(2 * MpiPort::kWindow);
   size_t done = out.write(std::span(bytes).first(MpiPort::kPiece / 2 + 1));
@@ -89,7 +89,7 @@ TEST(mpi_takes_more_where_a_window_of_odd_length_was_full) {
 }
 
 TEST(mpi_is_drained_while_little_is_on_its_way) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(MpiPort::kQuiet + 1);
   CHECK_EQUAL(out.write(std::span(bytes).first(MpiPort::kQuiet)), MpiPort::kQuiet);
@@ -103,7 +103,7 @@ TEST(mpi_is_drained_while_little_is_on_its_way) {
 }
 
 TEST(mpi_gives_elements_whole_that_arrive_in_parts) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(100);
   size_t done = 0;
@@ -124,32 +124,32 @@ TEST(mpi_gives_elements_whole_that_arrive_in_parts) {
 }
 
 TEST(mpi_keeps_what_comes_before_its_channel_is_open) {
-  const Two two;
-  MpiChannel out = two.channel(0), other = two.channel(0, kStream + 1);
+  const TwoOverMpi two;
+  MpiChannel out = two.channel(0), other = two.channel(0, kMpiStream + 1);
   const auto bytes = numbered(10'000);
   CHECK_EQUAL(fill(out, bytes), bytes.size());
-  MpiChannel elsewhere = two.channel(1, kStream + 1);
+  MpiChannel elsewhere = two.channel(1, kMpiStream + 1);
   CHECK(elsewhere.peek(1).empty());  // and receives all that has arrived
   MpiChannel in = two.channel(1);
   CHECK(read_all(in) == bytes);
 }
 
 TEST(mpi_drops_what_comes_for_a_channel_that_was_shut) {
-  const Two two;
-  MpiChannel out = two.channel(0), other = two.channel(0, kStream + 1);
+  const TwoOverMpi two;
+  MpiChannel out = two.channel(0), other = two.channel(0, kMpiStream + 1);
   {
     MpiChannel in = two.channel(1);
   }
   const auto bytes = numbered(10'000);
   fill(out, bytes);
   CHECK_EQUAL(fill(other, bytes), bytes.size());
-  MpiChannel in = two.channel(1, kStream + 1);
+  MpiChannel in = two.channel(1, kMpiStream + 1);
   CHECK(read_all(in) == bytes);
   CHECK(two.channel(1).peek(1).empty());
 }
 
 TEST(mpi_drops_what_a_world_before_this_one_has_sent) {
-  Two two;
+  TwoOverMpi two;
   const auto bytes = numbered(1000);
   {
     two.channel(0).write(bytes);
@@ -163,7 +163,7 @@ TEST(mpi_drops_what_a_world_before_this_one_has_sent) {
 }
 
 TEST(mpi_refuses_messages_that_are_none_of_its_own) {
-  const Two two;
+  const TwoOverMpi two;
   FakeMpiRank stranger(two.mpi, 0);
   const auto bytes = numbered(100);
   stranger.send(std::span(bytes).first(3), 1);
@@ -175,7 +175,7 @@ TEST(mpi_refuses_messages_that_are_none_of_its_own) {
 }
 
 TEST(mpi_is_called_no_more_once_a_rank_has_died) {
-  const Two two;
+  const TwoOverMpi two;
   const auto transport = mpi_transport(two.ports[0]);
   CHECK(!transport->has_to_be_asked());
   auto channels =
@@ -196,7 +196,7 @@ TEST(mpi_is_called_no_more_once_a_rank_has_died) {
 }
 
 TEST(mpi_that_returns_an_error_is_used_no_more) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0);
   two.mpi->broken = true;
   const auto bytes = numbered(100);
@@ -207,7 +207,7 @@ TEST(mpi_that_returns_an_error_is_used_no_more) {
 }
 
 TEST(mpi_that_is_finalized_too_early_is_an_error_at_once) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(100);
   CHECK(in.peek(1).empty());
@@ -218,7 +218,7 @@ TEST(mpi_that_is_finalized_too_early_is_an_error_at_once) {
 }
 
 TEST(mpi_leaves_with_all_sent_and_no_receive_posted) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(20'000);  // it is complete only when it is received
   CHECK_EQUAL(fill(out, bytes), bytes.size());
@@ -240,7 +240,7 @@ TEST(mpi_leaves_with_all_sent_and_no_receive_posted) {
 
 namespace {
 
-constexpr size_t kLong = 2 * MpiPort::kFolded + 1000;
+constexpr size_t kManyBytes = 2 * MpiPort::kFolded + 1000;
 
 /// The number of posted receives into `memory`.
 size_t posted_in(const FakeMpi& mpi, std::span<const std::byte> memory) {
@@ -264,21 +264,21 @@ std::pair<Held, Held> let_go(Channel& one, Channel& other, Duration most) {
 }  // namespace
 
 TEST(mpi_sends_memory_straight_to_its_place) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
-  const auto bytes = numbered(kLong);
-  std::vector<std::byte> place(kLong);
+  const auto bytes = numbered(kManyBytes);
+  std::vector<std::byte> place(kManyBytes);
   for (int round = 0; round < 3; ++round) {
     std::ranges::fill(place, std::byte{0});
     CHECK(!out.place_for(bytes));  // not offered
-    in.offer(place.data(), kLong);
+    in.offer(place.data(), kManyBytes);
     CHECK_EQUAL(posted_in(*two.mpi, place), 1U);
     CHECK(out.place_for(bytes)->empty());
-    CHECK_EQUAL(out.write(bytes), kLong);
+    CHECK_EQUAL(out.write(bytes), kManyBytes);
     CHECK(std::ranges::equal(place, bytes));  // though the receiver has not polled
     CHECK(in.peek(1).data() == place.data());
-    for (size_t done = 0; done < kLong;)
-      done += in.read(std::span(place).subspan(done, std::min<size_t>(5000, kLong - done)));
+    for (size_t done = 0; done < kManyBytes;)
+      done += in.read(std::span(place).subspan(done, std::min<size_t>(5000, kManyBytes - done)));
     CHECK(std::ranges::equal(place, bytes));
     CHECK(!out.refers());
     CHECK(out.drained());
@@ -286,10 +286,10 @@ TEST(mpi_sends_memory_straight_to_its_place) {
 }
 
 TEST(mpi_sends_nothing_in_frames_of_what_will_have_a_place) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
-  const auto bytes = numbered(kLong);
-  in.offer(nullptr, kLong);
+  const auto bytes = numbered(kManyBytes);
+  in.offer(nullptr, kManyBytes);
   CHECK(out.place_for(bytes)->empty());
   CHECK_EQUAL(out.write(bytes), 2 * MpiPort::kFolded);  // as much as there are buffers for
   CHECK_EQUAL(out.write(std::span(bytes).last(1000)), 0U);
@@ -299,7 +299,7 @@ TEST(mpi_sends_nothing_in_frames_of_what_will_have_a_place) {
 }
 
 TEST(mpi_folds_from_few_buffers) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(5 * MpiPort::kFolded + 24);
   in.offer(nullptr, bytes.size());
@@ -319,14 +319,14 @@ TEST(mpi_folds_from_few_buffers) {
 }
 
 TEST(mpi_sends_no_little_of_what_will_be_ready_soon) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
-  const auto bytes = numbered(kLong);
-  std::vector<std::byte> place(kLong);
-  in.offer(place.data(), kLong);
+  const auto bytes = numbered(kManyBytes);
+  std::vector<std::byte> place(kManyBytes);
+  in.offer(place.data(), kManyBytes);
   CHECK(!out.place_for(std::span(bytes).first(1000)));
   CHECK(out.place_for(std::span(bytes).first(MpiPort::kFolded)));
-  CHECK_EQUAL(out.write(std::span(bytes).first(kLong - 1000)), kLong - 1000);
+  CHECK_EQUAL(out.write(std::span(bytes).first(kManyBytes - 1000)), kManyBytes - 1000);
   CHECK(out.place_for(std::span(bytes).last(1000)));  // the rest of it
   CHECK(in.peek(1).empty());
   CHECK_EQUAL(out.write(std::span(bytes).last(1000)), 1000U);
@@ -334,15 +334,15 @@ TEST(mpi_sends_no_little_of_what_will_be_ready_soon) {
 }
 
 TEST(mpi_keeps_what_comes_in_frames_behind_what_has_a_place) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
-  const auto bytes = numbered(kLong + 100);
-  std::vector<std::byte> place(kLong);
-  in.offer(place.data(), kLong);
+  const auto bytes = numbered(kManyBytes + 100);
+  std::vector<std::byte> place(kManyBytes);
+  in.offer(place.data(), kManyBytes);
   CHECK(out.place_for(bytes));
-  CHECK_EQUAL(out.write(std::span(bytes).first(kLong)), kLong);
+  CHECK_EQUAL(out.write(std::span(bytes).first(kManyBytes)), kManyBytes);
   CHECK_EQUAL(out.write(std::span(bytes).last(100)), 100U);
-  MpiChannel other = two.channel(1, kStream + 1);
+  MpiChannel other = two.channel(1, kMpiStream + 1);
   CHECK(other.peek(1).empty());  // and takes the frame
   CHECK(read_all(in) == bytes);
 }
@@ -350,7 +350,7 @@ TEST(mpi_keeps_what_comes_in_frames_behind_what_has_a_place) {
 TEST(mpi_takes_no_frame_whose_head_was_changed_repeated_or_left_out) {
   using Sent = std::deque<std::shared_ptr<FakeMpi::Message>>;
   const auto is_taken = [](const std::function<void(Sent&)>& act) {
-    const Two two;
+    const TwoOverMpi two;
     MpiChannel out = two.channel(0), in = two.channel(1);
     for (int i = 0; i < 2; ++i) out.write(numbered(100));
     act(two.mpi->pipes[{0, 1, kMpiFrames}].sent);
@@ -367,35 +367,35 @@ TEST(mpi_takes_no_frame_whose_head_was_changed_repeated_or_left_out) {
 }
 
 TEST(mpi_lets_go_of_memory_at_once_where_both_ends_have_failed) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
-  const auto bytes = numbered(kLong);
-  std::vector<std::byte> place(kLong);
-  in.offer(place.data(), kLong);
+  const auto bytes = numbered(kManyBytes);
+  std::vector<std::byte> place(kManyBytes);
+  in.offer(place.data(), kManyBytes);
   const auto held = let_go(out, in, std::chrono::milliseconds(200));
   CHECK(held == std::pair(Held::no, Held::no));
   CHECK_EQUAL(posted_in(*two.mpi, place), 0U);
   // In the middle of a transfer.
-  MpiChannel more = two.channel(0, kStream + 1), into = two.channel(1, kStream + 1);
-  into.offer(nullptr, kLong);
+  MpiChannel more = two.channel(0, kMpiStream + 1), into = two.channel(1, kMpiStream + 1);
+  into.offer(nullptr, kManyBytes);
   CHECK(more.place_for(bytes));
   CHECK(more.write(bytes) > 0);
   CHECK(let_go(more, into, std::chrono::milliseconds(200)) == std::pair(Held::no, Held::no));
   // The sender lets go before the receiver offers its memory.
-  MpiChannel late = two.channel(0, kStream + 2), early = two.channel(1, kStream + 2);
+  MpiChannel late = two.channel(0, kMpiStream + 2), early = two.channel(1, kMpiStream + 2);
   CHECK(late.let_go() == Held::no);
-  early.offer(place.data(), kLong);
+  early.offer(place.data(), kManyBytes);
   CHECK(let_go(late, early, std::chrono::milliseconds(200)) == std::pair(Held::no, Held::no));
 }
 
 TEST(mpi_leaves_nothing_on_its_way_to_a_place_that_was_begun) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
-  const auto bytes = numbered(kLong);
-  std::vector<std::byte> place(kLong);
-  in.offer(place.data(), kLong);
+  const auto bytes = numbered(kManyBytes);
+  std::vector<std::byte> place(kManyBytes);
+  in.offer(place.data(), kManyBytes);
   CHECK(out.place_for(bytes));
-  CHECK_EQUAL(out.write(std::span(bytes).first(kLong - 1000)), kLong - 1000);
+  CHECK_EQUAL(out.write(std::span(bytes).first(kManyBytes - 1000)), kManyBytes - 1000);
   CHECK(in.let_go() == Held::for_now);  // the rest has not come
   const auto held = let_go(out, in, std::chrono::milliseconds(200));
   CHECK(held == std::pair(Held::no, Held::no));
@@ -404,24 +404,24 @@ TEST(mpi_leaves_nothing_on_its_way_to_a_place_that_was_begun) {
 }
 
 TEST(mpi_answers_a_place_for_a_channel_that_was_shut) {
-  const Two two;
-  MpiChannel other = two.channel(0, kStream + 1), in = two.channel(1);
+  const TwoOverMpi two;
+  MpiChannel other = two.channel(0, kMpiStream + 1), in = two.channel(1);
   {
     MpiChannel out = two.channel(0);
   }
-  std::vector<std::byte> place(kLong);
-  in.offer(place.data(), kLong);
+  std::vector<std::byte> place(kManyBytes);
+  in.offer(place.data(), kManyBytes);
   CHECK(other.peek(1).empty());  // takes it
   CHECK(in.let_go() == Held::no);
 }
 
 TEST(mpi_cancels_a_receive_that_gets_no_answer_and_never_uses_its_tag_again) {
-  const Two two;
-  std::vector<std::byte> place(kLong);
+  const TwoOverMpi two;
+  std::vector<std::byte> place(kManyBytes);
   int tag = 0;
   {
     MpiChannel in = two.channel(1);
-    in.offer(place.data(), kLong);
+    in.offer(place.data(), kManyBytes);
     for (const auto& [ends, pipe] : two.mpi->pipes)
       if (!pipe.posted.empty()) tag = std::max(tag, std::get<2>(ends));
     CHECK(in.let_go() == Held::for_now);
@@ -435,14 +435,14 @@ TEST(mpi_cancels_a_receive_that_gets_no_answer_and_never_uses_its_tag_again) {
   CHECK(tag >= kMpiFirstPlace);
   stranger.send(stray, 1, tag);  // late
   const auto later = two.port(1, 78);
-  MpiChannel in(later, 0, kStream, 0);
-  in.offer(place.data(), kLong);
+  MpiChannel in(later, 0, kMpiStream, 0);
+  in.offer(place.data(), kManyBytes);
   CHECK(in.peek(1).empty());
   CHECK(std::ranges::all_of(place, [](std::byte b) { return b == std::byte{0}; }));
 }
 
 TEST(mpi_that_may_still_read_memory_is_called_no_more) {
-  const Two two;
+  const TwoOverMpi two;
   MpiChannel out = two.channel(0), in = two.channel(1);
   const auto bytes = numbered(MpiPort::kFolded);
   in.offer(nullptr, bytes.size());
@@ -460,11 +460,11 @@ TEST(mpi_that_may_still_read_memory_is_called_no_more) {
 }
 
 TEST(mpi_that_ends_with_a_death_keeps_the_memory_that_it_may_use) {
-  const Two two;
+  const TwoOverMpi two;
   const auto transport = mpi_transport(two.ports[1]);
-  MpiChannel in = two.channel(1), idle = two.channel(1, kStream + 1);
-  std::vector<std::byte> place(kLong);
-  in.offer(place.data(), kLong);
+  MpiChannel in = two.channel(1), idle = two.channel(1, kMpiStream + 1);
+  std::vector<std::byte> place(kManyBytes);
+  in.offer(place.data(), kManyBytes);
   transport->lose(0);
   two.mpi->broken = true;  // a call would be an error at once
   CHECK(in.let_go() == Held::for_ever);

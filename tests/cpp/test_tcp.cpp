@@ -25,7 +25,7 @@ using testing::World;
 
 namespace {
 
-constexpr uint64_t kStream = 77;
+constexpr uint64_t kTcpStream = 77;
 
 std::vector<std::byte> pattern(size_t count) {
   std::vector<std::byte> bytes(count);
@@ -59,14 +59,14 @@ bool is_readable(int fd) {
   return ::poll(&p, 1, 0) > 0;
 }
 
-/// Two ranks and a channel between them.
-struct Two {
-  explicit Two(const MayHaveGone& may_have_gone = {}) {
+/// TwoOverTcp ranks and a channel between them.
+struct TwoOverTcp {
+  explicit TwoOverTcp(const MayHaveGone& may_have_gone = {}) {
     const auto segment = world.arena(0)->segment();
     for (int rank : {0, 1}) {
       transports[rank] = tcp_transport(segment, rank, "here", may_have_gone);
       const auto connecting =
-          transports[rank]->connect(world.members()[static_cast<size_t>(1 - rank)], kStream, 1);
+          transports[rank]->connect(world.members()[static_cast<size_t>(1 - rank)], kTcpStream, 1);
       ends[rank] = std::move(connecting->poll(now())[0]);
     }
   }
@@ -180,8 +180,8 @@ TEST(tcp_opens_no_lane_that_nobody_uses) {
   const auto segment = world.arena(0)->segment();
   const auto left = tcp_transport(segment, 0, "here"), right = tcp_transport(segment, 1, "here");
   const size_t before = open_descriptors();
-  const auto a = left->connect(world.members()[1], kStream, 4)->poll(now());
-  const auto b = right->connect(world.members()[0], kStream, 4)->poll(now());
+  const auto a = left->connect(world.members()[1], kTcpStream, 4)->poll(now());
+  const auto b = right->connect(world.members()[0], kTcpStream, 4)->poll(now());
   CHECK_EQUAL(a.size(), 4U);
   CHECK_EQUAL(open_descriptors(), before);
   const auto word = pattern(8);
@@ -194,10 +194,11 @@ TEST(tcp_keeps_a_connection_that_comes_before_it_is_asked_for) {
   const World world(2);
   const auto segment = world.arena(0)->segment();
   const auto left = tcp_transport(segment, 0, "here"), right = tcp_transport(segment, 1, "here");
-  const auto sender = std::move(left->connect(world.members()[1], kStream, 1)->poll(now())[0]);
+  const auto sender = std::move(left->connect(world.members()[1], kTcpStream, 1)->poll(now())[0]);
   const auto word = pattern(100);
   wait_until([&] { return sender->write(word) == word.size(); });
-  const auto receiver = std::move(right->connect(world.members()[0], kStream, 1)->poll(now())[0]);
+  const auto receiver =
+      std::move(right->connect(world.members()[0], kTcpStream, 1)->poll(now())[0]);
   std::span<const std::byte> arrived;
   wait_until([&] { return (arrived = receiver->peek(1)).size() == word.size(); });
   CHECK(std::ranges::equal(arrived, word));
@@ -207,7 +208,7 @@ TEST(tcp_waits_for_a_rank_that_comes_later) {
   const World world(2);
   const auto segment = world.arena(0)->segment();
   const auto left = tcp_transport(segment, 0, "here");
-  const auto sender = std::move(left->connect(world.members()[1], kStream, 1)->poll(now())[0]);
+  const auto sender = std::move(left->connect(world.members()[1], kTcpStream, 1)->poll(now())[0]);
   const auto word = pattern(8);
   CHECK_EQUAL(sender->write(word), 0U);
   const auto right = tcp_transport(segment, 1, "here");
@@ -215,7 +216,7 @@ TEST(tcp_waits_for_a_rank_that_comes_later) {
 }
 
 TEST(tcp_strangers_hold_up_nobody) {
-  Two two;
+  TwoOverTcp two;
   std::vector<Stranger> silent;
   for (size_t i = 0; i < TcpDoor::kMostHalfOpen + 20; ++i) silent.emplace_back(two.address(1));
   const auto word = pattern(1000);
@@ -224,7 +225,7 @@ TEST(tcp_strangers_hold_up_nobody) {
 }
 
 TEST(tcp_drops_who_talks_garbage_and_says_nothing_of_itself) {
-  Two two;
+  TwoOverTcp two;
   for (const std::string_view text :
        {std::string_view("GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a program that looks "
                          "for servers\r\nAccept: */*\r\n\r\n"),
@@ -237,9 +238,9 @@ TEST(tcp_drops_who_talks_garbage_and_says_nothing_of_itself) {
 }
 
 TEST(tcp_drops_who_knows_the_layout_and_not_the_secret) {
-  Two two;
+  TwoOverTcp two;
   std::array<std::byte, 32> guess{};
-  TcpHandshake handshake = TcpHandshake::dial({0, 1, kStream, 0}, guess);
+  TcpHandshake handshake = TcpHandshake::dial({0, 1, kTcpStream, 0}, guess);
   const auto hello = handshake.to_send();
   const Stranger stranger(two.address(1));
   stranger.say(hello);
@@ -265,7 +266,7 @@ TEST(tcp_listener_believes_a_rank_of_its_own_that_differs_and_nobody_else) {
     const World world(2);
     const auto segment = world.arena(0)->segment();
     TcpDoor door(segment, 1);
-    const TcpLane lane{0, 1, kStream, 0};
+    const TcpLane lane{0, 1, kTcpStream, 0};
     TcpHandshake handshake = TcpHandshake::dial(lane, segment->secret());
     std::vector<std::byte> hellos(handshake.to_send().begin(), handshake.to_send().end());
     hellos[16] ^= std::byte{1};  // another layout of messages
@@ -297,7 +298,7 @@ TEST(tcp_dialer_refuses_who_listens_in_a_ranks_place) {
   const auto left = tcp_transport(segment, 0, "here");
   const TcpDoor impostor(other_job, 1);
   segment->show_address(1, impostor.addresses());
-  const auto sender = std::move(left->connect(world.members()[1], kStream, 1)->poll(now())[0]);
+  const auto sender = std::move(left->connect(world.members()[1], kTcpStream, 1)->poll(now())[0]);
   const auto word = pattern(8);
   CHECK_THROWS(
       wait_until([&] { return sender->write(word) > 0; }), Error,
@@ -305,7 +306,7 @@ TEST(tcp_dialer_refuses_who_listens_in_a_ranks_place) {
 }
 
 TEST(tcp_wakes_a_parked_rank_for_what_it_waits_for_and_nothing_else) {
-  Two two;
+  TwoOverTcp two;
   const auto word = pattern(8);
   two.send(0, word);
   CHECK(two.receive(1, 8) == word);
@@ -327,7 +328,7 @@ TEST(tcp_wakes_a_parked_rank_for_what_it_waits_for_and_nothing_else) {
 }
 
 TEST(tcp_wakes_a_parked_writer_when_there_is_room) {
-  Two two;
+  TwoOverTcp two;
   const auto flood = pattern(1 << 20);
   size_t taken = 0;
   two.send(0, std::span(flood).first(1));
@@ -345,7 +346,7 @@ TEST(tcp_wakes_a_parked_writer_when_there_is_room) {
 }
 
 TEST(tcp_a_peer_that_has_closed_wakes_nobody_who_waits_for_nothing) {
-  Two two;
+  TwoOverTcp two;
   const auto word = pattern(8);
   two.send(0, word);
   CHECK(two.receive(1, 8) == word);
@@ -363,7 +364,7 @@ TEST(tcp_a_reset_is_an_error_that_names_the_peer_unless_that_has_gone) {
   for (const bool gone : {false, true}) {
     const testing::Note note("gone ", gone);
     std::atomic<int> asked{0};
-    Two two([&](int rank, TimePoint) {
+    TwoOverTcp two([&](int rank, TimePoint) {
       CHECK_EQUAL(rank, 0);
       ++asked;
       return gone;
@@ -384,7 +385,7 @@ TEST(tcp_a_reset_is_an_error_that_names_the_peer_unless_that_has_gone) {
 }
 
 TEST(tcp_reads_what_was_written_before_a_reset) {
-  Two two;
+  TwoOverTcp two;
   const auto word = pattern(3000);
   two.send(0, std::span(word).first(1));
   two.receive(1, 1);
@@ -397,7 +398,7 @@ TEST(tcp_reads_what_was_written_before_a_reset) {
 TEST(tcp_leaves_no_descriptor_behind) {
   const size_t before = open_descriptors();
   for (int round = 0; round < 20; ++round) {
-    Two two;
+    TwoOverTcp two;
     const auto word = pattern(8);
     two.send(0, word);
     CHECK(two.receive(1, 8) == word);
