@@ -1038,8 +1038,8 @@ def a_loss_with_its_own_divisor_that_a_step_calls_is_told() -> None:
     mean, dice, leaving = keras.losses.MeanSquaredError(), keras.losses.Dice(), LeavingOut()
     for loss, told in [
         (mean, ""),
-        (dice, "'dice' by itself, which divides by what it finds in the samples together"),
-        (leaving, "'leaving_out' by itself, which divides by the samples that a mask leaves"),
+        (dice, "dice by itself, which divides by what it finds in the samples together"),
+        (leaving, "LeavingOut by itself, which divides by the samples that a mask leaves"),
         (lambda y, out: keras.ops.mean(mean(y, out)), ""),
     ]:
         model = shared(taught_by(loss), metrics=[dice], weighted_metrics=None)

@@ -26,7 +26,7 @@ from farandole.keras._global.steps import LEFT_OPEN, Steps, running
 from farandole.keras._wrapped import distributed_in, is_updating
 
 _OF_DIVISOR = (
-    "a step calls the loss '{}' by itself, which divides by {}: each rank takes those of its own "
+    "a step calls the loss {} by itself, which divides by {}: each rank takes those of its own "
     "samples alone, so the loss and its gradients differ from one process\n"
     "  advice: compile(loss=…) with it, and self.compute_loss() in the step"
 )
@@ -75,7 +75,7 @@ def _learn_losses() -> None:
             loss = own(self, y_true, y_pred, sample_weight)
         divisor = _own_divisor(steps, self, y_true, y_pred, sample_weight, masks)
         if divisor is not None:
-            steps.say_once(_OF_DIVISOR.format(self.name, divisor))
+            steps.say_once(_OF_DIVISOR.format(_name_of(self), divisor))
         return steps.know(loss)
 
     keras.losses.Loss.__call__ = call
@@ -89,11 +89,17 @@ def _own_divisor(
         return "the samples that a mask leaves"
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return "the sum of sample weights"
-    kind = type(loss), loss.name
-    if kind not in steps.apart:
-        with steps.not_telling_of_losses():  # which is tried
-            steps.apart[kind] = keeps_samples_apart(loss, y_true, y_pred)
-    return None if steps.apart[kind] else "what it finds in the samples together"
+    name = _name_of(loss)
+    if name not in steps.apart:
+        with steps.not_telling_of_losses():  # it is tried
+            steps.apart[name] = keeps_samples_apart(loss, y_true, y_pred)
+    return None if steps.apart[name] else "what it finds in the samples together"
+
+
+def _name_of(loss: Any) -> str:
+    """The same of each that a step makes anew."""
+    function = getattr(loss, "fn", type(loss))
+    return str(getattr(function, "__qualname__", type(loss).__qualname__))
 
 
 def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:
