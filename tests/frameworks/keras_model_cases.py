@@ -1034,18 +1034,27 @@ def a_training_step_of_ones_own() -> None:
 
 @on_ranks(2)
 def a_loss_with_its_own_divisor_that_a_step_calls_is_told() -> None:
-    y = np.sort(Y, axis=0)
-    mean, dice, leaving = keras.losses.MeanSquaredError(), keras.losses.Dice(), LeavingOut()
+    mean, dice = keras.losses.MeanSquaredError(), keras.losses.Dice()
+    weighing = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
+
+    def ignored(y: Any, out: Any) -> Any:
+        return ignoring(keras.ops.minimum(y, 1.0), keras.ops.concatenate([1 - out, out], -1))
+
     for loss, told in [
         (mean, ""),
-        (dice, "dice by itself, which divides by what it finds in the samples together"),
-        (leaving, "LeavingOut by itself, which divides by the samples that a mask leaves"),
-        (lambda y, out: keras.ops.mean(mean(y, out)), ""),
+        (weighing, ""),
+        (dice, "Dice by itself, which divides by what it finds in the samples together"),
+        (ignored, "SparseCategoricalCrossentropy by itself, which divides by how many samples"),
+        (
+            lambda y, out: weighing(y, out, y),
+            "MeanSquaredError by itself, which divides by the sum",
+        ),
     ]:
         model = shared(taught_by(loss), metrics=[dice], weighted_metrics=None)
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            model.fit(X, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-            model.evaluate(X, y, batch_size=BATCH, verbose=0)
+            model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+            model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         assert said.getvalue().count("a step calls the loss") == bool(told and hvd.rank() == 0)
         assert told in said.getvalue() or hvd.rank() > 0
 

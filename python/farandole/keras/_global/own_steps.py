@@ -20,8 +20,8 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import Kind, compares_samples, kind_of
-from farandole.keras._global.losses import mask_of, noting_mask
-from farandole.keras._global.samples_apart import keeps_samples_apart
+from farandole.keras._global.losses import mask_of
+from farandole.keras._global.samples_apart import mixes_samples
 from farandole.keras._global.steps import LEFT_OPEN, Steps, running
 from farandole.keras._wrapped import distributed_in, is_updating
 
@@ -66,40 +66,28 @@ def _learn_losses() -> None:
 
     @wraps(own)
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        loss = own(self, y_true, y_pred, sample_weight)
         steps = running()
         if steps is None or not _is_mean(steps, self, y_pred):
-            return own(self, y_true, y_pred, sample_weight)
-        if steps.share is None or not steps.tells_of_losses:
-            return steps.know(own(self, y_true, y_pred, sample_weight))
-        with noting_mask(self) as masks:
-            loss = own(self, y_true, y_pred, sample_weight)
-        divisor = _own_divisor(steps, self, y_true, y_pred, sample_weight, masks)
-        if divisor is not None:
-            steps.say_once(_OF_DIVISOR.format(_name_of(self), divisor))
+            return loss
+        if steps.share is not None and steps.tells_of_losses:
+            divisor = _own_divisor(self, y_pred, sample_weight)
+            if divisor is not None:
+                steps.say_once(_OF_DIVISOR.format(type(self).__name__, divisor))
         return steps.know(loss)
 
     keras.losses.Loss.__call__ = call
 
 
-def _own_divisor(
-    steps: Steps, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, masks: list[Any]
-) -> str | None:
-    """By what else than the number of samples a loss divides, on each rank by its own."""
-    if any(mask is not None for mask in (mask_of(y_pred), *masks)):
-        return "the samples that a mask leaves"
+def _own_divisor(loss: Any, y_pred: Any, sample_weight: Any) -> str | None:
+    """By what else than the number of samples a loss is known to divide."""
+    if mixes_samples(loss):
+        return "what it finds in the samples together"
+    if mask_of(y_pred) is not None or getattr(loss, "ignore_class", None) is not None:
+        return "how many samples are left by a mask"
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return "the sum of sample weights"
-    name = _name_of(loss)
-    if name not in steps.apart:
-        with steps.not_telling_of_losses():  # it is tried
-            steps.apart[name] = keeps_samples_apart(loss, y_true, y_pred)
-    return None if steps.apart[name] else "what it finds in the samples together"
-
-
-def _name_of(loss: Any) -> str:
-    """The same of each that a step makes anew."""
-    function = getattr(loss, "fn", type(loss))
-    return str(getattr(function, "__qualname__", type(loss).__qualname__))
+    return None
 
 
 def _learn(kind: Any, name: str, is_mean: Callable[..., bool]) -> None:

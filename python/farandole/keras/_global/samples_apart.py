@@ -79,7 +79,7 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return False
     name = _name_in_keras(loss)
     if name is not None:
-        return name not in _MIX
+        return not mixes_samples(loss)
     if any(isinstance(each, keras.Layer) for each in reached):
         return True
     try:
@@ -92,6 +92,11 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return all(_is_apart(attempt, loss.call, (each, outputs)) for each in (targets, alike))
     except Exception:  # made-up values may be none that the function takes
         return False
+
+
+def mixes_samples(loss: Any) -> bool:
+    """Whether it is one of Keras' that are known to look at several samples."""
+    return _name_in_keras(loss) in _MIX
 
 
 def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:

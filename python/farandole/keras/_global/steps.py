@@ -76,7 +76,6 @@ class Steps:
         self._rows: int | None = None  # of its batch on this rank, where that is a number
         self.say_once = cache(say)
         self.tells_of_losses = True  # of those that a step calls by itself
-        self.apart: dict[str, bool] = {}  # whether such losses keep samples apart, by name
         self.own_gradients: Any = None  # an OwnGradients, where frameworks' gradients are reduced
         # Makes an optimizer reduce that the model was not compiled with.
         self.adopt: Callable[[Any], None] = lambda _: None
