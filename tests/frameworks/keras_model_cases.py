@@ -1537,6 +1537,20 @@ def losses_that_reach_beyond_their_samples_train_as_in_one_process() -> None:
                 self.calls.assign(self.calls + 1.0)
             return squared(y, out)
 
+    class Reaching(keras.losses.Loss):  # type: ignore[misc, name-defined]
+        """Has a state and a layer in lists."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.draws, self.nets = [keras.random.SeedGenerator(1)], [keras.layers.Flatten()]
+
+        def call(self, y: Any, out: Any, again: bool = True) -> Any:
+            if again:
+                return self.call(y, out, again=False)
+            return 0.0 * keras.random.uniform((), seed=self.draws[0]) + squared(
+                y, self.nets[0](out)
+            )
+
     def build() -> Any:
         keras.utils.set_random_seed(1)
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1), Keeping()])
@@ -1552,7 +1566,7 @@ def losses_that_reach_beyond_their_samples_train_as_in_one_process() -> None:
     def fit(model: Any, _: bool) -> Any:
         return model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
 
-    for make in (penalty, of_kept, lambda _: Counting()):
+    for make in (penalty, of_kept, lambda _: Counting(), lambda _: Reaching()):
         models = [build(), build()]
         losses = [make(model) for model in models]
         mine = compiled(hvd.Model(models[0]), optimizer="sgd", loss=losses[0], **UNMEASURED)

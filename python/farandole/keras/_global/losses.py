@@ -137,8 +137,8 @@ def noting_mask(loss: Any) -> Iterator[list[Any]]:
     masks: list[Any] = []
     own, before = loss.call, vars(loss).get("call")
 
-    def call(y_true: Any, y_pred: Any) -> Any:
-        values = own(y_true, y_pred)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = own(*args, **kwargs)
         masks.append(mask_of(values))
         return values
 

@@ -13,6 +13,7 @@ that has a state, or reaches a model, in which it finds values of the rank's own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -72,16 +73,18 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """
     if type(loss).__call__ is not keras.losses.Loss.__call__:  # it says what that of a batch is
         return False
-    reached = list(_reached(loss))
-    if any(isinstance(each, keras.Variable) or hasattr(each, "assign") for each in reached):
+    reached = keras.tree.flatten(list(_reached(loss)))
+    if any(map(_has_state, reached)):
         return not _is_symbolic_number(loss, y_true, y_pred)  # a call would change its state
+    if any(isinstance(each, keras.Layer) for each in reached):  # and that of some layers
+        with suppress(Exception):  # it may reach what stands in this step alone
+            return not _is_symbolic_number(loss, y_true, y_pred)
+        return not _gives_one_number(loss, y_true, y_pred)
     if _gives_one_number(loss, y_true, y_pred):
         return False
     name = _name_in_keras(loss)
     if name is not None:
         return not mixes_samples(loss)
-    if any(isinstance(each, keras.Layer) for each in reached):
-        return True
     try:
         targets, outputs = (
             keras.tree.map_structure(lambda tensor: _made_up(tensor, loss.dtype), each)
@@ -106,8 +109,13 @@ def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return keras.ops.convert_to_tensor(tensor, dtype=loss.dtype)
 
     y_true, y_pred = (keras.tree.map_structure(as_read, each) for each in (y_true, y_pred))
-    shape = loss.call(y_true, y_pred).shape
+    shape = keras.ops.convert_to_tensor(loss.call(y_true, y_pred)).shape  # it may be a list
     return bool((shape.rank if hasattr(shape, "rank") else len(shape)) == 0)  # of none, in a graph
+
+
+def _has_state(each: Any) -> bool:
+    kinds = keras.Variable, keras.random.SeedGenerator
+    return isinstance(each, kinds) or hasattr(each, "assign")
 
 
 def _is_symbolic_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
