@@ -32,13 +32,13 @@ LIMIT = 600  # seconds for one command
 
 
 def borrow_libraries() -> None:
-    """Links the compiled parts of the installed package into the copy's package."""
+    """Links the compiled parts and kernels of the installed package into the copy's package."""
     script = "import farandole; print(farandole.__path__[0])"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/"
     )
     installed = Path(done.stdout.strip())
-    for library in installed.rglob("*.so"):
+    for library in [*installed.rglob("*.so"), *installed.rglob("*.fatbin")]:
         link = TREE.root / "python" / "farandole" / library.relative_to(installed)
         link.unlink(missing_ok=True)
         link.symlink_to(library)

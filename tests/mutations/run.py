@@ -8,11 +8,12 @@ Every patch beside this file is a fault. Before its diff stand two lines:
 or `cpp NAME`, a test of tests/cpp; `cuda NAME`, of tests/cuda; `cuda tsan NAME`, the same under
 ThreadSanitizer. The test named there belongs to `make test` or `make sanitize`; it must pass
 without the patch and fail with it. All is done in a copy of the working tree, build/mutants/tree:
-compiled once, then file by file.
+compiled once, then file by file. Of `--jobs` each has a copy of its own.
 
     run.py                    all of them: make mutants
     run.py NAME …             these
     run.py --draw 4 [--seed S]  some, by a seed that is printed: .ci/run
+    run.py --jobs 2 [NAME …]  two at a time
     run.py --table [NAME …]   what happened goes into the table of README.md
 """
 
@@ -32,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from copied_tree import ROOT, CopiedTree
 
 HERE = Path(__file__).parent
-TREE = CopiedTree(ROOT / "build" / "mutants" / "tree")
+TREES = ROOT / "build" / "mutants"
+TREE = CopiedTree(TREES / "tree")
 MODULES = ("_core", "_tf", "core_testing")
 # Programs of C++ tests, by the first words of what catches a fault, in the build folder.
 PROGRAMS = {
@@ -137,6 +139,16 @@ def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
     return rows
 
 
+def run_in_jobs(names: list[str], jobs: int) -> list[str]:
+    """The jobs with a fault that was not caught. A test that fails beside others is a bug, too."""
+    command = [sys.executable, __file__]
+    started = {
+        f"tree-{job}": subprocess.Popen([*command, *names[job::jobs], "--tree", f"tree-{job}"])
+        for job in range(min(jobs, len(names)))
+    }
+    return [tree for tree, job in started.items() if job.wait() != 0]
+
+
 def write_table(rows: list[tuple[Mutant, str, float]], existing: set[str]) -> None:
     """Writes the table. Faults that were not run keep their rows as long as their patch exists."""
     page = HERE / "README.md"
@@ -153,8 +165,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of patches; all without one")
     parser.add_argument("--draw", type=int, help="so many of them")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
+    parser.add_argument("--tree", default="tree", help="the copy's name")
     parser.add_argument("--table", action="store_true", help="write what happened to README.md")
     options = parser.parse_args()
+    if options.jobs > 1 and options.table:
+        parser.error("--table is written by one job")
+    TREE.root = TREES / options.tree
     mutants = [read(patch) for patch in sorted(HERE.glob("*.patch"))]
     existing = {m.name for m in mutants}
     if options.names:
@@ -165,6 +182,9 @@ def main() -> None:
     if options.draw:
         print(f"{options.draw} of {len(mutants)} faults, --seed {options.seed}")
         mutants = random.Random(options.seed).sample(mutants, min(options.draw, len(mutants)))
+    if options.jobs > 1:
+        missed = run_in_jobs([m.name for m in mutants], options.jobs)
+        raise SystemExit(f"not all were caught: {', '.join(missed)}" if missed else None)
     rows = run(mutants)
     if options.table:
         write_table(rows, existing)
