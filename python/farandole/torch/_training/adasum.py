@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -90,6 +91,10 @@ class AdasumOptimizer(WrappedOptimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Passes add up by themselves: as many as there are before a ``step()``."""
         check_passes(passes)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Passes add up anyway, and gradients are not exchanged."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Does nothing: gradients are not exchanged, moves are, in ``step()``."""
