@@ -99,6 +99,46 @@ def training_equals_one_rank_with_the_joined_batch() -> None:
         require_equal_ranks(ours)
 
 
+def train_by_loss(optimizer: Any, part: Callable[[Any], Any]) -> Any:
+    """An optimizer that is told the loss, and makes smaller steps where it grows."""
+    params = network()
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+        updates, state = optimizer.update(gradients, state, params, value=loss)
+        return optax.apply_updates(params, updates), state
+
+    for x, y in batches():
+        params, state = step(params, state, part(x), part(y))
+    return params, state[1].scale
+
+
+@on_ranks(2)
+def an_optimizer_that_is_told_the_loss_is_told_that_of_all_ranks() -> None:
+    def make() -> Any:
+        return optax.chain(optax.sgd(0.5), optax.contrib.reduce_on_plateau(patience=1, factor=0.5))
+
+    serial, scale = train_by_loss(make(), lambda rows: rows)
+    ours, our_scale = train_by_loss(fdj.distributed(make()), mine)
+    assert 0 < float(scale) == float(our_scale) < 1
+    assert difference(serial, ours) < 2e-5
+    require_equal_ranks(ours)
+
+
+@on_ranks(2)
+def gradients_of_single_samples_and_numbers_that_jax_cuts_are_refused() -> None:
+    params, (x, y) = network(), batches()[0]
+    optimizer = fdj.distributed(optax.sgd(0.1))
+    state = optimizer.init(params)
+    each = jax.vmap(jax.grad(loss_of), (None, 0, 0))(params, mine(x), mine(y))
+    with pytest.raises(fd.InvalidArgument, match=r"has shape \(\d+, .*gradients of single samples"):
+        optimizer.update(each, state, params)
+    with pytest.raises(fd.InvalidArgument, match="numbers beyond those of int32"):
+        fdj.broadcast_parameters({"seen": np.array([2**40 + 5])})
+
+
 def train_several(optimizer: Any, part: Callable[[Any], Any]) -> Any:
     """Models beside each other, in one step."""
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf, 2 * leaf]), network())

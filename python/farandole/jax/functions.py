@@ -122,6 +122,12 @@ def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
     if not isinstance(leaf, NUMBERS):
         raise InvalidArgument(f"'{name}' is {type_of(leaf)}, which is no array")
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
+    is_given = isinstance(leaf, jax.Array) or array.dtype.kind not in "iu"
+    if not is_given and not np.array_equal(array, leaf):
+        raise InvalidArgument(
+            f"'{name}' has numbers beyond those of {array.dtype}, which JAX makes of it\n"
+            "  advice: jax_enable_x64, or fdj.broadcast_object"
+        )
     if array.dtype.name not in _core.dtypes and array.dtype.kind != "c":
         raise no_such_dtype(f"'{name}'", array.dtype.name)
     return np.ascontiguousarray(array).reshape(array.shape)

@@ -14,7 +14,7 @@ from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.jax._finite import FLAG, FiniteCheck, check_of
-from farandole.jax._trees import A_TREE
+from farandole.jax._trees import A_TREE, NUMBERS
 from farandole.jax._weights import ArrayWeights, rows_of
 from farandole.jax.ops import titled_allreduce
 from farandole.typing import SumOp
@@ -57,7 +57,8 @@ def distributed(
     and every 2000 steps. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
 
     Args:
-        optimizer: of optax; chains with clipping see reduced gradients.
+        optimizer: of optax; chains with clipping see reduced gradients, and with ``op="mean"`` what
+            ``update()`` is given as ``value`` is a mean, too (``reduce_on_plateau``).
         op: as for :func:`allreduce_gradients`.
         compression: likewise.
         bucket_bytes: likewise.
@@ -65,7 +66,8 @@ def distributed(
         process_set: the ranks that take part; elsewhere the optimizer steps by itself.
 
     Raises:
-        InvalidArgument: an argument is wrong, or the set is not registered.
+        InvalidArgument: an argument is wrong, or the set is not registered; from ``update()``: a
+            gradient is of single samples.
         Mismatch: from ``update()`` outside ``jit``: the ranks' parameters differ. In a program it
             is the text of a ``JaxRuntimeError``, as of all that fails there.
 
@@ -86,6 +88,8 @@ def distributed(
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if process_set.included():
             weights.compare(rows_of(params))
+            if process_set.size() != 1:
+                _refuse_samples(updates, params)
             updates = _allreduce(
                 updates,
                 op=op,
@@ -95,6 +99,8 @@ def distributed(
                 process_set=process_set,
                 looks=not _skips(state),
             )
+            if op == "mean" and "value" in extra:
+                extra["value"] = _of_all_ranks(extra["value"], name, process_set)
         return inner.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -142,6 +148,28 @@ def allreduce_gradients(
         name=name,
         process_set=process_set,
     )
+
+
+def _refuse_samples(gradients: Any, params: Any) -> None:
+    """Gradients of single samples would each be reduced with another rank's sample."""
+    shapes = {name: jnp.shape(leaf) for name, leaf in rows_of(params)}
+    for name, gradient in rows_of(gradients):
+        shape = jnp.shape(gradient)
+        if name in shapes and len(shape) > 0 and shape[1:] == shapes[name] != shape:
+            raise InvalidArgument(
+                f"the gradient of '{name}' has shape {shape}, and the parameter {shapes[name]}: of "
+                "gradients of single samples, each would be reduced with another rank's sample\n"
+                "  advice: optax.chain(what takes them, fdj.distributed(optimizer))"
+            )
+
+
+def _of_all_ranks(value: Any, name: str | None, process_set: ProcessSet) -> Any:
+    """The mean of the loss that an optimizer decides by; what is no such number stays."""
+    if not isinstance(value, NUMBERS) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        return value
+    named = None if name is None else f"{name}, value"
+    sent = {"value": jnp.asarray(value)}
+    return titled_allreduce("value", sent, "mean", name=named, process_set=process_set)["value"]
 
 
 def _skips(state: Any) -> bool:
