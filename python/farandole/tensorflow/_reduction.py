@@ -30,7 +30,7 @@ from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum,
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Request, members_when_run, run, run_all, tensor_from
 from farandole.tensorflow._finite import FiniteCheck, scales_losses
-from farandole.tensorflow._weights import Compared
+from farandole.tensorflow._weights import Compared, raw
 from farandole.tensorflow.adasum import adasum_together
 
 # The request, which gradients it has, how to unpack them, and whether they are slices.
@@ -241,10 +241,10 @@ class Reduction(_reduction.Reduction):
                 return [[i] for i in reversed(places)]
             length = max(1, -(-len(places) // self.groups))
             return [places[at : at + length] for at in range(0, len(places), length)][::-1]
-        group_of = {id(v): g for g, group in enumerate(self.groups) for v in group}
+        group_of = {id(raw(v)): g for g, group in enumerate(self.groups) for v in group}
         together: dict[Any, list[int]] = {}
         for i in reversed(places):
-            together.setdefault(group_of.get(id(variables[i]), -1 - i), []).append(i)
+            together.setdefault(group_of.get(id(raw(variables[i])), -1 - i), []).append(i)
         return list(together.values())
 
     def _unpacked(
@@ -307,10 +307,10 @@ class Local:
         self._kept: dict[int, Any] = {}  # by id, which stays theirs while they are kept
 
     def add(self, variable: Any) -> None:
-        self._kept[id(variable)] = variable
+        self._kept[id(raw(variable))] = raw(variable)
 
     def __contains__(self, variable: Any) -> bool:
-        return id(variable) in self._kept
+        return id(raw(variable)) in self._kept
 
     def reduce_others(
         self,

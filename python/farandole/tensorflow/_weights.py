@@ -153,4 +153,5 @@ def _for_a_session() -> bool:
 
 def raw(variable: Any) -> Any:
     """The variable in which one of Keras holds its value; other variables as they are."""
-    return getattr(variable, "_value", variable)
+    value = getattr(variable, "_value", None)  # None, too, before it is initialized
+    return variable if value is None else value
