@@ -85,7 +85,8 @@ def prepared() -> Any:
 
 
 def measured() -> dict[str, Any]:
-    options = [dice, of_classes, largest(), moving(), summed(), prepared()]
+    own = [largest(), moving(), summed(), prepared()]
+    options = [dice, of_classes, keras.losses.tversky, *own]
     return UNMEASURED | {"optimizer": keras.optimizers.SGD(0.1), "metrics": options}
 
 
@@ -104,6 +105,34 @@ def metrics_that_see_the_whole_batch() -> None:
     compare(shared(**measured()), fit_and_evaluate, **measured())
     alone = [is_own(type(each)) for each in (largest(), moving(), summed(), prepared())]
     assert alone == [True, True, False, False]
+
+
+def biased() -> Any:
+    class Biased(keras.Sequential):  # type: ignore[misc, name-defined]
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            results = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**results, "bias": keras.ops.mean(y_pred - y)}
+
+    keras.utils.set_random_seed(1)
+    return Biased([keras.Input((6,)), keras.layers.Dense(1)])
+
+
+@on_ranks(2, 3)
+def numbers_that_compute_metrics_adds_are_those_of_all_samples() -> None:
+    """Ranks have parts of different lengths, or none."""
+
+    def fit(model: Any, _: bool) -> Any:
+        logs = model.fit(X[:5], Y[:5], batch_size=5, epochs=2, shuffle=False, verbose=0).history
+        return logs | {
+            f"test {count} {key}": value
+            for count in (1, 3)
+            for key, value in model.evaluate(
+                X[:count], Y[:count], batch_size=count, verbose=0, return_dict=True
+            ).items()
+        }
+
+    options: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", "metrics": ["mae"]}
+    compare(shared(biased, **options), fit, build=biased, **options)
 
 
 @on_ranks(2)

@@ -130,6 +130,11 @@ def has_own_step(model: Any, name: str) -> bool:
     return not getattr(type(model), name).__module__.startswith("keras.")
 
 
+def makes_own_logs(model: Any, step: str) -> bool:
+    """Whether they may have more than results of the model's metrics."""
+    return has_own_step(model, step) or has_own_step(model, "compute_metrics")
+
+
 def of_part(logs: Any, results: Results, steps: Steps) -> Results | None:
     """Called in the step; what it gives is called when the metrics have the state that stays. None:
     the logs are right as they are."""

@@ -24,7 +24,7 @@ from farandole.data._logical import Block
 
 _FEW = 2  # samples in each half
 _OPEN = 3  # the length of a dimension that is not known
-_MIX = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
+MIXING = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
 _CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
 
 _Array = np.ndarray[Any, Any]
@@ -99,7 +99,7 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
 def mixes_samples(loss: Any) -> bool:
     """Whether it is one of Keras' that are known to look at several samples."""
-    return _name_in_keras(loss) in _MIX
+    return _name_in_keras(loss) in MIXING
 
 
 def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:

@@ -11,7 +11,7 @@ import keras
 
 from farandole.keras._accumulated import besides
 from farandole.keras._global.marks import Shared, marked_outputs, of_shared
-from farandole.keras._global.metrics import Results, has_own_step, of_part
+from farandole.keras._global.metrics import Results, makes_own_logs, of_part
 from farandole.keras._global.normalization import Normalization, own_states
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.whole_metrics import whole_states
@@ -45,7 +45,7 @@ def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, 
         with steps.of(shared), normalization.joined(), kept:
             with around():
                 logs = own(shared.batch)
-            if has_own_step(model, name):
+            if makes_own_logs(model, name):
                 told = of_part(logs, model.get_metrics_result, steps)
         return logs if told is None else told()
 
@@ -116,7 +116,7 @@ def _jax_steps(
         return [either if _is_kept(variable, others) else new for variable, new, either in values]
 
     def told(name: str, logs: Any, metrics: Any, before: Any) -> Any:
-        if not has_own_step(model, name):
+        if not makes_own_logs(model, name):
             return logs
         states = iter((metrics, kept_metrics(metrics, before)))
 

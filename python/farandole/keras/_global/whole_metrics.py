@@ -3,6 +3,7 @@
     update_state() is                             it gets              the state over ranks is
     Keras', of values for each sample             this rank's samples  the sum
     Keras', of a function that gives one number   that of all samples  the sum, by samples
+    or that is known to mix samples
     the user's own                                all ranks' samples   equal: any rank's
     the same, with `state_is_sum = True`          this rank's samples  the sum
 
@@ -31,7 +32,13 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.keras._global.loss_kinds import Kind, kind_of
 from farandole.keras._global.losses import GATHER
-from farandole.keras._global.samples_apart import DECLARED, FUNCTION, METRIC, needs_whole_batch
+from farandole.keras._global.samples_apart import (
+    DECLARED,
+    FUNCTION,
+    METRIC,
+    MIXING,
+    needs_whole_batch,
+)
 from farandole.keras._global.saying import say_once
 from farandole.keras._global.steps import Steps, running
 from farandole.keras._global.sums import sum_over_ranks
@@ -231,11 +238,11 @@ def learn() -> None:
 
 
 def gives_few_numbers(metric: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether the function gives anything but a value for each sample. All ranks find the same,
-    however many samples they have."""
+    """Whether the function gives anything but a value for each sample, or is known to mix them. All
+    ranks find the same, however many samples they have."""
     fn = metric._fn
     if isinstance(fn, FunctionType) and _is_of_keras(fn):
-        return False
+        return fn.__name__ in MIXING
     known = vars(metric).get("_farandole_few")
     if known is None:
         shape = _shape_of_values(metric, y_true, y_pred)
