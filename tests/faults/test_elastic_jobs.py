@@ -68,7 +68,11 @@ def test_a_rank_is_lost_and_the_result_is_that_of_no_fault(where: str, who: int)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_second_one_is_lost_while_the_others_recover(where: str) -> None:
     done = job(4, "--min-np=2", program=("8", "step:1:1", f"{where}:0:2"))
-    assert worlds(done)[:3] == ["workers 0, 1, 2, 3", "workers 0, 2, 3", "workers 2, 3"]
+    first, second, third, *_ = worlds(done)
+    assert first == "workers 0, 1, 2, 3"
+    # New workers may have come before the others have met.
+    assert second in ("workers 0, 2, 3", "workers 0, 2, 3, 4")
+    assert third.startswith("workers 2, 3")
     assert set(results(done)) == {(8, serial(8))}, done.stdout
 
 
