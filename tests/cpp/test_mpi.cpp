@@ -28,7 +28,7 @@ std::vector<std::byte> numbered(size_t count) {
   return bytes;
 }
 
-/// TwoOverMpi ranks of a world, in one thread.
+/// Two ranks of a world, in one thread.
 struct TwoOverMpi {
   std::shared_ptr<FakeMpi> mpi = std::make_shared<FakeMpi>();
   std::shared_ptr<MpiPort> ports[2] = {port(0), port(1)};

@@ -59,7 +59,7 @@ bool is_readable(int fd) {
   return ::poll(&p, 1, 0) > 0;
 }
 
-/// TwoOverTcp ranks and a channel between them.
+/// Two ranks and a channel between them.
 struct TwoOverTcp {
   explicit TwoOverTcp(const MayHaveGone& may_have_gone = {}) {
     const auto segment = world.arena(0)->segment();

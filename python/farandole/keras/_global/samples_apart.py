@@ -84,7 +84,7 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return False
     name = _name_in_keras(loss)
     if name is not None:
-        return not mixes_samples(loss)
+        return name not in MIXING
     try:
         targets, outputs = (
             keras.tree.map_structure(lambda tensor: _made_up(tensor, loss.dtype), each)
