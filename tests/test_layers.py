@@ -53,6 +53,7 @@ PYBIND = re.compile(r"pybind11/")
 PYTHON_LAYERS = [
     "_core _json",
     "_datagrams _host_parts _interfaces _launchers _progress _tables _words typing",
+    "_live",
     "_listening _meeting _place _plan_size _secret",
     "_elastic _mpi _mpi_words",
     "_mpi_meeting",
@@ -60,7 +61,7 @@ PYTHON_LAYERS = [
     "_endings _hosts _trace cuda",
     "_draw _launch _tune _world_place",
     "_ranks _world",
-    "_collectives _memory _run _timeline _unreduced testing",
+    "_collectives _memory _metrics _run _timeline _unreduced testing",
     "farandole",  # the names that a program sees
     "_bench common horovod learning_rate parameter_server",
     "data ray",

@@ -1,4 +1,5 @@
-// The native part of a rank's watch of its own threads (python/farandole/_watch.py).
+// A rank shows its threads to the other ranks, by its watch (python/farandole/_watch.py), and its
+// counters to readers outside (python/farandole/_live).
 #include <pybind11/stl.h>
 
 #include <map>
@@ -60,6 +61,10 @@ void bind_watch(py::module_& module) {
         return threads;
       },
       "Threads (threading.get_ident) that wait for operations, each with a number of its wait.");
+  module.def(
+      "status_page", [](const Group& world) { return py::bytes(world.engine()->status().bytes()); },
+      py::arg("world"),
+      "The counters of this rank, as python/farandole/_live/pages.py reads them.");
 }
 
 }  // namespace farandole

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <string>
@@ -178,6 +179,8 @@ std::shared_ptr<Group> open_world(int rank, const std::vector<std::shared_ptr<Ho
   log(LogLevel::info,
       "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
   options.trace = start_trace(config.trace, host, job, fingerprint(table));
+  const char* const run = std::getenv("FARANDOLE_RUN_ID");
+  options.job = run != nullptr ? run : job;
   const auto engine = start_engine(std::move(host), std::move(options));
   GroupDefaults defaults;
   defaults.interrupted = look_for_signals;

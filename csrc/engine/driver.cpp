@@ -148,6 +148,7 @@ void Driver::drive(Done done, Deadline until, int longer) {
     const TimePoint when = now();
     if (until.passed(when)) return;
     if (looks == kFirstLooks) idle_since = when;
+    if (looks >= kLooksBetweenClocks) engine_.note_idle(idle_since);
     const Duration spin = has_parked ? spin_ : longer * spin_;
     const Duration at_least = looks < kFewestLooks ? std::max(spin, kLongestLooks) : spin;
     if (when - idle_since < at_least) continue;

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -10,6 +11,7 @@
 #include "control/control_mesh.h"
 #include "control/farewell.h"
 #include "engine/fork.h"
+#include "stream/bytes_begun.h"
 
 namespace farandole {
 namespace {
@@ -29,6 +31,14 @@ Crowding crowding_of(const Host& host) {
   return {.spare = cores > ranks && !share_one, .crowded = cores < ranks || share_one};
 }
 
+/// Ranks of one host need no name of it, and have none.
+std::string host_name(const Host& host) {
+  if (host.mesh) return host.peers[static_cast<size_t>(host.rank)].info.host;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
 }  // namespace
 
 Engine::Engine(Host host, EngineOptions options)
@@ -39,6 +49,7 @@ Engine::Engine(Host host, EngineOptions options)
       dead_(host_.peers.size()),
       deaths_(host_.peers.size()),
       waits_(host_, options_.warn_after),
+      status_({options_.job, host_name(host_), host_.rank, host_.size()}),
       driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads,
               options_.few_threads) {
   set_trace(options_.trace);
@@ -291,6 +302,7 @@ bool Engine::poll(TimePoint until) {
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   for (const auto& task : tasks_) moved |= task->poll(until);
+  if (moved && idle_since_ != TimePoint{}) end_idle();
   if (moved && traced != nullptr) traced->turn(begin, now());
   if (moved) ring_sleepers();
   // Nobody may poll for a while: what this rank has waited in is not what it waits in now.
@@ -308,9 +320,12 @@ void Engine::collect(Stream& stream) {
   std::vector<std::shared_ptr<Request>>& finished = stream.finished();
   if (finished.empty()) return;
   ended_ += finished.size();
+  status_.show_ended(ended_, bytes_begun.load(std::memory_order_relaxed));
   in_flight_.fetch_sub(static_cast<int>(finished.size()), std::memory_order_release);
   driver_.note_finished();
   for (auto& request : finished) {
+    if (request->error && stream.membership().detector->failed())
+      status_.show_verdict(*request->error);
     if (!request->operation.completion) continue;
     complete([request = std::move(request)] {
       request->operation.completion(request->error ? &*request->error : nullptr);
@@ -351,6 +366,7 @@ void Engine::ring_sleepers() {
 
 void Engine::show_state(RankState state) {
   host_.segment->show_state(host_.rank, state);
+  status_.show_state(state);
   if (host_.mesh) host_.mesh->tell_state();
 }
 
@@ -409,6 +425,7 @@ void Engine::close_descriptors() {
   }
   if (host_.mesh) host_.mesh->close_descriptors();
   host_.segment->close_descriptor();
+  status_.close_descriptor();
 }
 
 EngineCounters Engine::counters() const {

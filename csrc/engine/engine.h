@@ -11,6 +11,7 @@
 
 #include "base/config.h"
 #include "control/host.h"
+#include "control/status_page.h"
 #include "control/wait_watch.h"
 #include "engine/driver.h"
 #include "engine/task.h"
@@ -51,6 +52,7 @@ struct EngineOptions {
   std::shared_ptr<Trace> trace;     // null: nothing is traced until set_trace()
   // Measurements by which backends choose, the same on all ranks. Only backends read them.
   std::shared_ptr<const TuningTable> tuning;
+  std::string job;              // what its ranks are found by from outside (control/status_page.h)
   uint32_t first_sequence = 0;  // where the numbers of operations begin, for tests of their wrap
 };
 
@@ -76,6 +78,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// See MayHaveGone.
   bool may_have_gone(int rank, TimePoint before) const;
   Driver& driver() { return driver_; }
+  StatusPage& status() { return status_; }
   /// Null while nothing is traced. What it points to lives as long as the engine.
   Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace
   /// Any thread: what begins from now on is recorded there; null: nowhere.
@@ -127,6 +130,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// One bounded turn; true if anything moved.
   bool poll(TimePoint until);
+  /// Nothing has moved since then: the wait is counted until something does.
+  void note_idle(TimePoint since);
   /// Sleeps until a peer, a submission or a death wakes this rank, or `at_most` has passed.
   void park(Duration at_most);
   /// Nothing wakes a parked rank for some of its channels.
@@ -182,6 +187,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void handle_events(int timeout_ms);
   void look_around();
   void look_at_waits(TimePoint when);
+  WaitList waits() const;
+  void show_idle();
+  void end_idle();
   void note_death(int rank);
   void note_lost_connections(TimePoint when);
   std::optional<Death> known_death(int rank) const;
@@ -213,6 +221,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t ended_ = 0;                    // operations that came to their end
   uint64_t rung_for_ = 0;                 // reports of this process, up to which others were woken
   WaitWatch waits_;
+  TimePoint idle_since_{};  // of the wait that is counted
+  WaitKind idle_for_{};
+
+  StatusPage status_;
 
   // Crossing points.
   std::mutex inbox_mutex_;  // guards inbox_ and the tasks below

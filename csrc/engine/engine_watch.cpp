@@ -51,6 +51,7 @@ void Engine::park(Duration at_most) {
   asleep.store(1, std::memory_order_seq_cst);  // partners: ring_sleepers of peers, wake
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!poll(TimePoint::min())) {
+    show_idle();
     const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
     for (const auto& transport : transports_) transport->before_park();
@@ -161,13 +162,45 @@ void Engine::note_dead(int rank) {
   for (const auto& transport : transports_) transport->lose(rank);
 }
 
-/// Shows what this rank waits in; a deadlock that it is in ends all of that.
-void Engine::look_at_waits(TimePoint when) {
-  if (host_.size() == 1 || !waits_.due(when, ended_)) return;
+WaitList Engine::waits() const {
   WaitList list;
   for (const auto& stream : active_) stream->list_waits(list);
   for (const auto& task : tasks_) task->list_waits(list);
-  const std::optional<Error> deadlock = waits_.look(when, list);
+  return list;
+}
+
+// ---- how long this rank waits, for those who look from outside ----
+
+void Engine::note_idle(TimePoint since) {
+  if (idle_since_ != TimePoint{} || !busy()) return;
+  idle_since_ = since;
+  const bool late =
+      std::ranges::any_of(active_, [](const auto& stream) { return stream->awaits_ranks(); });
+  idle_for_ = late ? WaitKind::for_ranks : WaitKind::for_data;
+}
+
+/// The wait is a long one.
+void Engine::show_idle() {
+  if (idle_since_ == TimePoint{} || status_.shows_wait()) return;
+  const WaitList list = waits();
+  const auto held_up = [](const Wait& wait) { return wait.kind != Wait::moving; };
+  const auto found = std::ranges::find_if(list.waits, held_up);
+  if (found == list.waits.end()) return status_.show_wait(idle_since_, "", {});
+  idle_for_ = WaitKind::for_ranks;
+  status_.show_wait(idle_since_, list.titles.front(), found->needed());
+}
+
+void Engine::end_idle() {
+  status_.add_wait(idle_for_, now() - std::exchange(idle_since_, TimePoint{}));
+  status_.end_wait();
+}
+
+// ---- waits that never end ----
+
+/// Shows what this rank waits in; a deadlock that it is in ends all of that.
+void Engine::look_at_waits(TimePoint when) {
+  if (host_.size() == 1 || !waits_.due(when, ended_)) return;
+  const std::optional<Error> deadlock = waits_.look(when, waits());
   if (!deadlock) return;
   for (const auto& stream : active_) stream->membership().detector->report(*deadlock);
   for (const auto& task : tasks_) task->fail_waits(*deadlock);

@@ -136,6 +136,11 @@ bool BucketStep::drain(Deadline until) {
   }
 }
 
+void BucketStep::close_step() {
+  trace_.close();
+  if (std::exchange(open_, false)) group_->engine()->status().count_step(now());
+}
+
 std::vector<int> BucketStep::quitters() {
   std::vector<int> ranks;
   for (int r = 0; r < group_->size(); ++r)

@@ -114,8 +114,11 @@ class BucketStep {
                            const std::string& so) const;
 
   /// The step is shown in the trace from the first open_step() to close_step().
-  void open_step() { trace_.open(group_->engine()->trace()); }
-  void close_step() { trace_.close(); }
+  void open_step() {
+    open_ = true;
+    trace_.open(group_->engine()->trace());
+  }
+  void close_step();
 
   std::shared_ptr<Group> group_;
   BucketOptions options_;
@@ -133,6 +136,7 @@ class BucketStep {
  private:
   std::shared_ptr<Stream> stream_;
   TraceSteps trace_;
+  bool open_ = false;  // a step that will count
   std::vector<Handle> in_flight_;
 };
 

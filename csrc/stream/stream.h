@@ -94,6 +94,8 @@ class Stream {
   void list_waits(WaitList& list) const;
   /// Requests that have finished since they were last cleared away.
   std::vector<std::shared_ptr<Request>>& finished() { return finished_; }
+  /// Some member has not begun the operation in flight.
+  bool awaits_ranks() const;
   /// The state of this stream, for people.
   std::string describe() const;
   /// How the last operation was run; any thread may ask.

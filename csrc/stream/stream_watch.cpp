@@ -44,6 +44,8 @@ std::vector<int> Stream::waiting_for() const {
   return late;
 }
 
+bool Stream::awaits_ranks() const { return phase_ != Phase::resting && !waiting_for().empty(); }
+
 std::vector<int> Stream::lacking() const {
   if (phase_ == Phase::running) return backend_->lacking();
   return phase_ == Phase::comparing ? agreement_->silent() : std::vector<int>();

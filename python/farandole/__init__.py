@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farandole._core import trace_span as trace_span
     from farandole._errors import *  # noqa: F403
     from farandole._memory import *  # noqa: F403
+    from farandole._metrics import *  # noqa: F403
     from farandole._numerics import nonfinite_steps as nonfinite_steps
     from farandole._run import *  # noqa: F403
     from farandole._timeline import *  # noqa: F403
@@ -35,6 +36,7 @@ _HOME = {
         "grouped_broadcast"
     ).split(),
     "_memory": ["allocate"],
+    "_metrics": ["metrics"],
     "_numerics": ["nonfinite_steps"],
     "_run": ["RanksFailed", "run"],
     "_timeline": ["start_timeline", "stop_timeline"],

@@ -485,7 +485,7 @@ def test_an_agent_tells_how_ranks_end(order: Order) -> None:
         os.kill(pids[0], signal.SIGKILL)
         assert agent.hear("died").content == {"rank": 1, "exit_code": -9}
         agent.tell("ping")
-        assert agent.hear("pong").content == {"orphans": False}
+        assert agent.hear("pong").content == {"orphans": False, "ranks": []}
         agent.tell("end", number=int(signal.SIGKILL))
         assert agent.hear("died").content == {"rank": 2, "exit_code": -9}
         agent.tell("finish", at_once=True)

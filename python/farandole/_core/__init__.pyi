@@ -366,6 +366,10 @@ class Watchpost(metaclass=_Native):
 
 def blocked_threads() -> dict[int, int]: ...
 
+# ---- the counters that each rank shows ----
+
+def status_page(world: Group) -> bytes: ...
+
 # ---- tracing ----
 
 def drop_trace_file() -> None: ...

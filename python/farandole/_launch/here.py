@@ -35,6 +35,8 @@ class Here(Place):
     anybody else while we may still signal it.
     """
 
+    is_here = True
+
     def __init__(
         self,
         command: Sequence[str],

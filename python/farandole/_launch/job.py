@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,3 +73,5 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     start_timeout: float = 30.0  # until all of them are ready
     insecure: bool = False  # ranks of several hosts meet without a secret
     elastic: Elastic | None = None  # else the job ends with the first rank that fails
+    slow: float = 0.25  # share of the time that all others wait for a rank before it is told; 0: no
+    metrics: socket.socket | None = None  # listens; who asks there gets the counters of all ranks

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from farandole._launch.agents.address import is_ours, of_interfaces
 from farandole._launch.ranks import Rendezvous, describe_exit, new_run_id
 from farandole._launch.words import Word
+from farandole._live.pages import Status
 
 
 class Rank:
@@ -63,6 +64,8 @@ class Threads(NamedTuple):
 class Place(ABC):
     """One host's ranks. All methods return at once."""
 
+    is_here = False  # on the launcher's own host, as its descendants
+
     def __init__(self, counts: Sequence[int], index: int, host: str) -> None:
         """`counts`: the ranks of each host; `index`: of this host among them."""
         self.host = host  # empty where the job has one alone
@@ -78,6 +81,7 @@ class Place(ABC):
         self.started = False
         self.finished = False  # nothing runs there any more that ranks left behind
         self.dry = False  # no more output will come into the pipes
+        self.statuses: list[Status] = []  # the counters of ranks elsewhere, as last told
         self.trouble = ""  # why the place, or its start, has failed
         self.exit_code = 1  # of the job, when the start has failed
         self._started: list[tuple[Rank, Pipes]] = []

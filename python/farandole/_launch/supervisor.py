@@ -17,6 +17,7 @@ from farandole._launch.causes import Absences, Causes
 from farandole._launch.display import Display
 from farandole._launch.job import Job, LaunchError
 from farandole._launch.leftovers import LEAVE_KILL
+from farandole._launch.live import Live
 from farandole._launch.place import NotStarted, Place, Rank, where_to_meet
 from farandole._launch.polling import READ, earliest, wait
 from farandole._launch.ranks import Rendezvous
@@ -43,6 +44,7 @@ class Supervisor:
         self._causes = Causes(places)
         self._absences = Absences()
         self._plan = Escalation()
+        self._live = Live(places, job.slow, job.metrics)
         self._watchdog = os.getppid()
         self._stops = 0  # how many stopping signals we got
 
@@ -61,6 +63,7 @@ class Supervisor:
                 self._say(line)
             self._drain_screens()
         finally:
+            self._live.close()
             self._leave_places()
         return verdict.code
 
@@ -131,7 +134,7 @@ class Supervisor:
         own = [(self._signals.fd, READ), (self._lifeline, READ)]
         theirs = [pair for place in self._places for pair in place.descriptors()]
         shown, others = self._display.descriptors(), self._other_descriptors()
-        ready = wait([*own, *theirs, *shown, *others], deadline)
+        ready = wait([*own, *theirs, *shown, *others, *self._live.descriptors()], deadline)
 
         # Deaths and signals come before output: their order is told to the user.
         if self._signals.fd in ready:
@@ -144,6 +147,8 @@ class Supervisor:
             place.turn(ready, now)
         self._take_news()
         self._other_turns(ready, now)
+        for line in self._live.turn(ready, now):
+            self._say(line)
         self._display.turn(ready, now)
 
     def _other_descriptors(self) -> list[tuple[int, int]]:
@@ -154,7 +159,8 @@ class Supervisor:
 
     def _next_deadline(self) -> float | None:
         places = [place.due() for place in self._places]
-        return earliest([self._display.due(), self._plan.due(), *self._absences.dues(), *places])
+        own = [self._display.due(), self._plan.due(), self._live.due()]
+        return earliest([*own, *self._absences.dues(), *places])
 
     def _handle(self, number: signal.Signals) -> None:
         if number == signal.SIGCHLD:

@@ -28,6 +28,7 @@ VERBS = {
     "bench": "measure a collective between ranks",
     "tune": "measure this host, so that choices follow from it",
     "plan": "show the schedule an algorithm makes for a collective",
+    "top": "show what the ranks of running jobs do",
     "trace": "merge a trace's parts and tell where the time went",
     "completion": "print what completes all of this in a shell",
 }

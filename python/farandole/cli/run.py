@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from farandole import _launch
 from farandole._launch import Copies, Share
+from farandole._live.server import listen, url_of
 from farandole.cli import CommandError, _elastic, _hosts, add_options, add_ranks, given, seconds_of
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
@@ -43,6 +45,17 @@ how it ends (with --min-np, --max-np or --host-discovery-script see docs/elastic
 """
 
 
+def _share_of(option: str, text: str) -> float:
+    """Raises CommandError where it is no number from 0 to 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise CommandError(f"{option} takes a share from 0 to 1, not '{text}'")
+    return share
+
+
 _JOB = _launch.Job._field_defaults
 _PATH = {"type": Path}
 _SECONDS = {"reads": seconds_of}
@@ -57,6 +70,12 @@ _OPTIONS = (
      f"time for the other ranks to react to a failed one (default: {_JOB['grace']:g})", _SECONDS),
     ("--patience", "SECONDS",
      f"time between a signal and the next harsher one (default: {_JOB['patience']:g})", _SECONDS),
+    ("--metrics", "[ADDRESS:]PORT",
+     "serve the counters of all ranks for Prometheus there, and /healthz (ADDRESS: 127.0.0.1; "
+     "port 0: one that is free)", {"type": listen}),
+    ("--slow", "SHARE",
+     f"tell of a rank that all others wait for, for more than this share of the time "
+     f"(default: {_JOB['slow']:g}; 0: never)", {"reads": _share_of}),
 )  # fmt: skip
 _HOROVODS = (
     ("-hostfile --hostfile", "FILE", "the same as 'HOST slots=N'", _PATH),
@@ -111,6 +130,8 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     most = ranks if terms is None else terms.most
     hosts = () if is_discovered else _hosts.shares(arguments, most, slots)
     is_remote = bool(hosts) or is_discovered
+    if arguments.metrics is not None:
+        print(f"farandole: metrics at {url_of(arguments.metrics)}", file=sys.stderr)
     job = _launch.Job(
         command=command,
         ranks=ranks,
@@ -127,7 +148,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or _JOB["start_timeout"]),
         insecure=arguments.insecure,
         elastic=terms,
-        **given(arguments, "grace", "patience"),
+        **given(arguments, "grace", "patience", "slow", "metrics"),
     )
     if is_remote:
         return _launch.launch(job)

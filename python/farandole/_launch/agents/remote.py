@@ -20,6 +20,7 @@ from farandole._launch.place import NotStarted, Place, Rank, Threads
 from farandole._launch.polling import earliest
 from farandole._launch.ranks import Rendezvous, describe_exit
 from farandole._launch.words import Word, printable
+from farandole._live.pages import from_fields
 
 # Seconds that a starter (ssh) has to end and say why, once its agent's output has ended.
 _LAST_WORDS = 1.0
@@ -214,6 +215,7 @@ class Remote(Place):
                 self._take_parcel(said)
             case "pong":
                 self._orphans = bool(content["orphans"])
+                self.statuses = [from_fields(fields) for fields in content["ranks"]]
             case "remark":
                 self._remarks.append(printable(str(content["text"])))
             case "left":
