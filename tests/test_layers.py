@@ -66,7 +66,7 @@ PYTHON_LAYERS = [
     "_bench common horovod learning_rate parameter_server",
     "data ray",
     "pipeline",
-    "_tune.first_use _tune.links _tune.ranks _tune.starting",  # these measure
+    "_check _tune.first_use _tune.links _tune.ranks _tune.starting",  # these measure
     "_tune.__main__ _tune.over_mpi",
     "jax torch._devices torch._entries torch._finite torch.compression",
     "torch._tensors",

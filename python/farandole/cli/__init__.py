@@ -24,6 +24,7 @@ from farandole._words import CommandError as CommandError  # for the verbs
 
 VERBS = {
     "run": "start the ranks of a job",
+    "check": "check hosts and their links before a job runs there",
     "info": "show this installation, this machine and every setting",
     "bench": "measure a collective between ranks",
     "tune": "measure this host, so that choices follow from it",

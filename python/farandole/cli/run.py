@@ -70,6 +70,8 @@ _OPTIONS = (
      f"time for the other ranks to react to a failed one (default: {_JOB['grace']:g})", _SECONDS),
     ("--patience", "SECONDS",
      f"time between a signal and the next harsher one (default: {_JOB['patience']:g})", _SECONDS),
+    ("--preflight", "",
+     "first check the hosts and their links (farandole check); the job runs if all is well"),
     ("--metrics", "[ADDRESS:]PORT",
      "serve the counters of all ranks for Prometheus there, and /healthz (ADDRESS: 127.0.0.1; "
      "port 0: one that is free)", {"type": listen}),
@@ -151,13 +153,24 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         **given(arguments, "grace", "patience", "slow", "metrics"),
     )
     if is_remote:
+        if arguments.preflight and (code := _checked(job)):
+            return code
         return _launch.launch(job)
+    if arguments.preflight:
+        raise CommandError("--preflight checks the links between hosts: name them with -H")
     _launch.check_command(command)  # before anything that takes time
     if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
         from farandole._tune.first_use import measure_if_unknown
 
         measure_if_unknown(job.ranks)
     return _launch.launch(job)
+
+
+def _checked(job: _launch.Job) -> int:
+    from farandole.cli.check import check
+
+    assert job.reach is not None
+    return check([share.host for share in job.hosts], job.reach)
 
 
 def _copies(arguments: argparse.Namespace) -> Copies | None:
