@@ -221,15 +221,15 @@ TEST(what_is_neutral_changes_nothing) {
 // Each time another rank submits "a" alone and begins anew, while "b" waits on the others; in the
 // last round all leave, each with something else.
 TEST(what_is_left_of_a_call_is_refused_when_a_rank_begins_anew) {
-  constexpr int kRanks = 3;
-  testing::run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+  constexpr int ranks = 3;
+  testing::run_groups(ranks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     const auto named = Named::open(*group, {});
     std::vector<int32_t> a(10, 1), b(10, 1);
     const auto end_of_part = [&](std::string_view name, std::vector<int32_t>& data) {
       return end_of(*named, submit(*named, name, data, "call"));
     };
-    for (int round = 0; round < 2 * kRanks; ++round) {
-      const int leaver = round % kRanks;
+    for (int round = 0; round < 2 * ranks; ++round) {
+      const int leaver = round % ranks;
       CHECK_EQUAL(end_of(*named, open_call(*named)), "");
       CHECK_EQUAL(end_of_part("a", a), "");
       if (group->rank() != leaver) {

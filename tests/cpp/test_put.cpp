@@ -63,14 +63,14 @@ class Puts {
 
 TEST(ranks_put_results_only_where_nobody_reads_any_more) {
   // About the least that is put, whole and odd, and the most.
-  constexpr size_t kCounts[] = {16'383, 16'384, 33'333, 131'072, 262'144, 262'145};
+  constexpr size_t counts[] = {16'383, 16'384, 33'333, 131'072, 262'144, 262'145};
   const std::string algorithms[] = {"ring", "halving_doubling"};
   for (const int size : {2, 3, 4})
     run_groups(size, ProgressMode::thread, [&](const std::shared_ptr<Group>& group) {
       std::mt19937 random(static_cast<unsigned>(size));  // the same on all ranks
       std::deque<Puts> works;
       for (int i = 0; i < 60; ++i) {
-        works.emplace_back(group, kCounts[random() % std::size(kCounts)], random() % 2 == 0, i);
+        works.emplace_back(group, counts[random() % std::size(counts)], random() % 2 == 0, i);
         works.back().submit(*group, algorithms[random() % 2]);
         if (works.size() < 3) continue;
         works.front().check();

@@ -556,14 +556,14 @@ TEST(threads_as_ranks_compute_every_collective) {
 }
 
 TEST(threads_pass_references_into_their_arenas) {
-  constexpr int kRanks = 2;
+  constexpr int ranks = 2;
   const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
-  const World world(kRanks);
+  const World world(ranks);
   Backends backends(world, shm, nullptr);
-  testing::run_ranks(kRanks, [&](int rank) {
+  testing::run_ranks(ranks, [&](int rank) {
     std::mt19937_64 random(5);
-    const Question question = big_question(kRanks, "halving_doubling", DType::float32);
-    std::vector<Bytes> inputs(kRanks, Bytes(question.count * size_of(question.dtype)));
+    const Question question = big_question(ranks, "halving_doubling", DType::float32);
+    std::vector<Bytes> inputs(ranks, Bytes(question.count * size_of(question.dtype)));
     for (Bytes& input : inputs) fill(input, question, random);
     for (uint32_t i = 0; i < 5; ++i) {
       const Share share(question, rank, inputs, world.arena(rank));
