@@ -52,7 +52,7 @@ struct StatusPage::Layout {
   };
 
   char fields[1024] = {};  // a line of each: its name, its format (Python's struct), its offset
-  int64_t pid = 0, joined = 0;
+  int64_t pid = 0, joined = 0;  // the latter by the wall clock; other times by the steady one
   int32_t rank = 0, size = 0;
   char job[256] = {};
   char host[256] = {};
@@ -104,15 +104,13 @@ std::string table_of_fields() {
 
 }  // namespace
 
-StatusPage::StatusPage(const StatusOwner& owner)
-    : file_(::memfd_create(kFile, MFD_CLOEXEC)),
-      wall_(std::chrono::system_clock::now().time_since_epoch() - now().time_since_epoch()) {
+StatusPage::StatusPage(const StatusOwner& owner) : file_(::memfd_create(kFile, MFD_CLOEXEC)) {
   void* memory = MAP_FAILED;
   if (file_ && ::ftruncate(file_.get(), sizeof(Layout)) == 0)
     memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (memory == MAP_FAILED) {
     log(LogLevel::info, "this rank's counters cannot be seen from outside: " +
-                            errno_error("memfd_create").verdict());
+                            errno_error("a file in memory").verdict());
     file_.reset();
     memory = checked(
         ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
@@ -121,7 +119,7 @@ StatusPage::StatusPage(const StatusOwner& owner)
   ::madvise(memory, sizeof(Layout), MADV_DONTDUMP);  // as all that is shown to others
   page_ = new (memory) Layout;
   page_->pid = ::getpid();
-  page_->joined = on_the_wall(now());
+  page_->joined = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   page_->rank = owner.rank;
   page_->size = owner.size;
   copy_cut(owner.job, page_->job);
@@ -130,10 +128,6 @@ StatusPage::StatusPage(const StatusOwner& owner)
 }
 
 StatusPage::~StatusPage() { ::munmap(page_, sizeof(Layout)); }
-
-int64_t StatusPage::on_the_wall(TimePoint when) const {
-  return (when.time_since_epoch() + wall_).count();
-}
 
 // One thread at a time writes these: a sum needs no exchange.
 void StatusPage::show_ended(uint64_t operations, uint64_t bytes) {
@@ -149,7 +143,7 @@ void StatusPage::add_wait(WaitKind kind, Duration length) {
 void StatusPage::show_wait(TimePoint since, std::string_view title,
                            std::span<const uint16_t> ranks) {
   write(page_->wait, [&](Layout::ShownWait& shown) {
-    shown.since.store(on_the_wall(since), std::memory_order_relaxed);
+    shown.since.store(since.time_since_epoch().count(), std::memory_order_relaxed);
     for (size_t i = 0; i < shown.ranks.size(); ++i)
       shown.ranks[i].store(i < ranks.size() ? static_cast<int16_t>(ranks[i]) : int16_t{-1},
                            std::memory_order_relaxed);
@@ -170,7 +164,7 @@ void StatusPage::show_verdict(const Error& error) {
 
 void StatusPage::count_step(TimePoint end) {
   page_->steps.fetch_add(1, std::memory_order_relaxed);
-  page_->stepped.store(on_the_wall(end), std::memory_order_relaxed);
+  page_->stepped.store(end.time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 void StatusPage::show_state(RankState state) {

@@ -54,11 +54,8 @@ class StatusPage {
 
  private:
   struct Layout;
-  int64_t on_the_wall(TimePoint when) const;
-
   Fd file_;
   Layout* page_;
-  Duration wall_;  // the wall clock less ours
   bool shows_wait_ = false;
 };
 

@@ -21,6 +21,7 @@ constexpr int kLooksBetweenClocks = 32;
 // a parked rank watches the others.
 constexpr int kFewestLooks = 64;
 constexpr Duration kLongestLooks = std::chrono::milliseconds(10);
+constexpr Duration kCountedWait = std::chrono::microseconds(2);
 // Times as long, where nothing wakes a rank: MPI moves bytes inside of a call, some 100 us at once.
 constexpr int kLongerSpin = 20;
 
@@ -58,6 +59,7 @@ void Driver::stop() {
 // ---- the token ----
 
 void Driver::release() {
+  engine_.end_idle();   // who drives next waits anew
   taken_.store(false);  // seq_cst; partner: sleep, which publishes itself and then looks again
   if (waiters_.load() > 0) {
     const std::lock_guard lock(mutex_);
@@ -123,6 +125,14 @@ void Driver::note_finished() {
   waiter_wakes_.notify_all();
 }
 
+/// A wait counts while somebody waits: a thread of the program's, or a framework's graph. Data that
+/// move beside the program's work are no wait of it.
+void Driver::note_idle(TimePoint since) {
+  if (attended_.load(std::memory_order_relaxed) > 0 ||
+      unattended_.load(std::memory_order_relaxed) > 0)
+    engine_.note_idle(since);
+}
+
 /// Polls until done, or until there are completions to be run: spins while there is a core for
 /// every rank, yields when there is not, and parks when nothing has moved for a while; `longer`:
 /// the first time since it has.
@@ -148,10 +158,11 @@ void Driver::drive(Done done, Deadline until, int longer) {
     const TimePoint when = now();
     if (until.passed(when)) return;
     if (looks == kFirstLooks) idle_since = when;
-    if (looks >= kLooksBetweenClocks) engine_.note_idle(idle_since);
     const Duration spin = has_parked ? spin_ : longer * spin_;
     const Duration at_least = looks < kFewestLooks ? std::max(spin, kLongestLooks) : spin;
-    if (when - idle_since < at_least) continue;
+    const bool parks = when - idle_since >= at_least;
+    if (parks || when - idle_since >= kCountedWait) note_idle(idle_since);
+    if (!parks) continue;
     engine_.park(std::min<Duration>(kLongestPark, until.left(when)));
     has_parked = true;
     looks = 0;

@@ -87,6 +87,7 @@ class Driver {
   void release();
   template <typename Done>
   void drive(Done done, Deadline until, int longer);
+  void note_idle(TimePoint since);
   void sleep(const std::atomic<bool>& finished, Deadline until);
   void progress_main();
   bool await_work();

@@ -302,7 +302,7 @@ bool Engine::poll(TimePoint until) {
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   for (const auto& task : tasks_) moved |= task->poll(until);
-  if (moved && idle_since_ != TimePoint{}) end_idle();
+  if (moved) end_idle();
   if (moved && traced != nullptr) traced->turn(begin, now());
   if (moved) ring_sleepers();
   // Nobody may poll for a while: what this rank has waited in is not what it waits in now.
@@ -316,6 +316,11 @@ bool Engine::poll(TimePoint until) {
   return moved;
 }
 
+/// A program may go on without a group of some ranks.
+bool Engine::is_of_all(const Stream& stream) const {
+  return stream.membership().members.size() == host_.peers.size();
+}
+
 void Engine::collect(Stream& stream) {
   std::vector<std::shared_ptr<Request>>& finished = stream.finished();
   if (finished.empty()) return;
@@ -324,7 +329,7 @@ void Engine::collect(Stream& stream) {
   in_flight_.fetch_sub(static_cast<int>(finished.size()), std::memory_order_release);
   driver_.note_finished();
   for (auto& request : finished) {
-    if (request->error && stream.membership().detector->failed())
+    if (request->error && is_of_all(stream) && stream.membership().detector->failed())
       status_.show_verdict(*request->error);
     if (!request->operation.completion) continue;
     complete([request = std::move(request)] {

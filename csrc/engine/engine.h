@@ -130,8 +130,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// One bounded turn; true if anything moved.
   bool poll(TimePoint until);
-  /// Nothing has moved since then: the wait is counted until something does.
+  /// Nothing has moved since then: that counts as a wait until something does, or end_idle().
   void note_idle(TimePoint since);
+  void end_idle();
   /// Sleeps until a peer, a submission or a death wakes this rank, or `at_most` has passed.
   void park(Duration at_most);
   /// Nothing wakes a parked rank for some of its channels.
@@ -176,6 +177,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
                  int looks);
   void take_submissions();
   void enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
+  bool is_of_all(const Stream& stream) const;
   void collect(Stream& stream);
   void ring_sleepers();
   Connect agree_over(const Membership& membership, uint64_t key) const;
@@ -189,7 +191,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void look_at_waits(TimePoint when);
   WaitList waits() const;
   void show_idle();
-  void end_idle();
   void note_death(int rank);
   void note_lost_connections(TimePoint when);
   std::optional<Death> known_death(int rank) const;

@@ -172,11 +172,12 @@ WaitList Engine::waits() const {
 // ---- how long this rank waits, for those who look from outside ----
 
 void Engine::note_idle(TimePoint since) {
+  const auto own = [](const auto& stream) { return stream->awaits_own_input(); };
   if (idle_since_ != TimePoint{} || !busy()) return;
+  if (!active_.empty() && std::ranges::all_of(active_, own)) return;  // copies from its own device
   idle_since_ = since;
-  const bool late =
-      std::ranges::any_of(active_, [](const auto& stream) { return stream->awaits_ranks(); });
-  idle_for_ = late ? WaitKind::for_ranks : WaitKind::for_data;
+  const auto late = [](const auto& stream) { return stream->awaits_ranks(); };
+  idle_for_ = std::ranges::any_of(active_, late) ? WaitKind::for_ranks : WaitKind::for_data;
 }
 
 /// The wait is a long one.
@@ -191,6 +192,7 @@ void Engine::show_idle() {
 }
 
 void Engine::end_idle() {
+  if (idle_since_ == TimePoint{}) return;
   status_.add_wait(idle_for_, now() - std::exchange(idle_since_, TimePoint{}));
   status_.end_wait();
 }

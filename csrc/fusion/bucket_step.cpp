@@ -136,9 +136,9 @@ bool BucketStep::drain(Deadline until) {
   }
 }
 
-void BucketStep::close_step() {
+void BucketStep::close_step(bool done) {
   trace_.close();
-  if (std::exchange(open_, false)) group_->engine()->status().count_step(now());
+  if (done) group_->engine()->status().count_step(now());
 }
 
 std::vector<int> BucketStep::quitters() {

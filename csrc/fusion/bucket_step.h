@@ -113,12 +113,10 @@ class BucketStep {
   [[noreturn]] void refuse(const std::vector<int>& quitters, const std::string& what,
                            const std::string& so) const;
 
-  /// The step is shown in the trace from the first open_step() to close_step().
-  void open_step() {
-    open_ = true;
-    trace_.open(group_->engine()->trace());
-  }
-  void close_step();
+  /// The step is shown in the trace from the first open_step() to close_step(). `done`: it counts,
+  /// its gradients are reduced.
+  void open_step() { trace_.open(group_->engine()->trace()); }
+  void close_step(bool done);
 
   std::shared_ptr<Group> group_;
   BucketOptions options_;
@@ -136,7 +134,6 @@ class BucketStep {
  private:
   std::shared_ptr<Stream> stream_;
   TraceSteps trace_;
-  bool open_ = false;  // a step that will count
   std::vector<Handle> in_flight_;
 };
 

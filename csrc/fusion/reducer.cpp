@@ -31,7 +31,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
       sparse_as_dense_(options.sparse_as_dense),
       order_(parameters_.size()),
       left_out_(parameters_.size()) {
-  reset();
+  reset(false);
 }
 
 void Reducer::mark_ready(int parameter, const std::byte* gradient, int sparse_dims) {
@@ -158,7 +158,7 @@ bool Reducer::wait(Deadline until) {
   }
   if (!first && !differs && gave_up.empty()) weights_.step_taken();
   const int mine = differs ? marked_[*differs] - 1 : 0;
-  reset();
+  reset(!first && !differs && gave_up.empty());
   if (first) throw Error(*first);
   if (differs) refuse_layouts(*differs, mine);
   if (gave_up.empty()) return true;
@@ -194,9 +194,9 @@ bool Reducer::step_over() const {
   return rest_launched_ && is_idle();
 }
 
-void Reducer::reset() {
+void Reducer::reset(bool done) {
   const std::lock_guard lock(mutex_);
-  close_step();
+  close_step(done);
   begin_step();
 }
 

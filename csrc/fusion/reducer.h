@@ -140,7 +140,7 @@ class Reducer final : public BucketStep {
   void refuse_layouts(size_t parameter, int mine) const;
   void plan_again();
   bool leave_out_sparse(std::vector<Parameter>& parameters);
-  void reset();
+  void reset(bool done);
   void begin_step();  // under the mutex
   std::optional<Error> ranks_apart();
 

@@ -94,7 +94,7 @@ bool ShardedUpdate::wait(Deadline until) {
       if (first) throw Error(*first);
       advance();
     } catch (...) {
-      rest();
+      rest(false);
       throw;
     }
   }
@@ -115,20 +115,20 @@ void ShardedUpdate::advance() {
       if (over_hosts_) apply_to_parts();
       if (task_ != Task::update) return launch_sum();
       if (over_hosts_) return launch_gathers();
-      return rest();
+      return rest(true);
     case Phase::gathering:
-      return rest();
+      return rest(true);
     case Phase::summing:
       norm_ = task_ == Task::norm_two ? std::sqrt(*sum_) : *sum_;
-      return rest();
+      return rest(true);
     case Phase::resting:
       return;
   }
 }
 
-void ShardedUpdate::rest() {
+void ShardedUpdate::rest(bool done) {
   phase_ = Phase::resting;
-  if (task_ == Task::update || abandoned_) close_step();
+  if (task_ == Task::update || abandoned_) close_step(done && !abandoned_);
 }
 
 void ShardedUpdate::launch_facts() {

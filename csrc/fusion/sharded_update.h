@@ -105,7 +105,7 @@ class ShardedUpdate final : public BucketStep {
   void refuse_quitters();
   void refuse_differences();
   void prepare();
-  void rest();
+  void rest(bool done);
   std::vector<std::string> facts() const;
 
   const Optimizer optimizer_;

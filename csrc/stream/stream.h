@@ -94,6 +94,8 @@ class Stream {
   void list_waits(WaitList& list) const;
   /// Requests that have finished since they were last cleared away.
   std::vector<std::shared_ptr<Request>>& finished() { return finished_; }
+  /// This rank's own input has not come.
+  bool awaits_own_input() const { return shut_; }
   /// Some member has not begun the operation in flight.
   bool awaits_ranks() const;
   /// The state of this stream, for people.

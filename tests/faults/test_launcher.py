@@ -125,6 +125,32 @@ def state(pid: int) -> str:
 # -- what ranks find ----------------------------------------------------------------------------
 
 
+def test_a_failed_job_is_run_again_as_often_as_asked(tmp_path: Path) -> None:
+    script = """
+again = os.environ["FARANDOLE_RESTART_COUNT"]
+say(f"try {again}")
+sys.exit(0 if again == os.environ["GOOD"] else 3)
+"""
+    options = ["--restarts", "2", "--output-dir", str(tmp_path / "out")]
+    good = run(2, script, *options, GOOD="1", FARANDOLE_RESTART_COUNT="7")
+    assert (good.returncode, good.stdout.split("\n").count("[1] try 1")) == (0, 1)
+    assert "the job ended with exit code 3; restart 1 of 2" in good.stderr
+    assert (tmp_path / "out/rank-0.out").read_text() == "try 0\n"
+    assert (tmp_path / "out/restart-1/rank-0.out").read_text() == "try 1\n"
+    bad = run(1, script, "--restarts", "2", GOOD="9")
+    assert (bad.returncode, bad.stdout.count("try")) == (3, 3)
+
+
+def test_a_job_that_a_signal_stops_is_not_run_again() -> None:
+    script = "say('ready'); forever()"
+    with running(1, script, "--restarts", "2") as job:
+        job.read_until("[0] ready")
+        job.process.send_signal(signal.SIGTERM)
+        code, out, _ = job.end()
+    assert code == 143
+    assert "ready" not in out
+
+
 def test_ranks_find_their_place_in_the_environment() -> None:
     result = run(3, "say(json.dumps(dict(os.environ)))", OMPI_COMM_WORLD_RANK="7")
     assert result.returncode == 0, result.stderr

@@ -1296,7 +1296,7 @@ def asking(how: str) -> Any:
 
 @on_ranks(2, 3)
 def steps_on_torch_ask_for_gradients_as_in_one_process() -> None:
-    """Of 13 samples the last batch has 5: ranks have different numbers, some of them one."""
+    """The last batch of 13 samples has 5: ranks have different numbers, some of them one."""
 
     def fit(model: Any, _: bool = False) -> Any:
         return model.fit(X[:13], Y[:13], batch_size=8, epochs=2, shuffle=False, verbose=0)

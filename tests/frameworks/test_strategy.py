@@ -807,7 +807,7 @@ def values_are_reduced_and_gathered() -> None:
 
 
 def missing_names(whole: Any, part: Any) -> list[str]:
-    """What our module and the modules in it lack."""
+    """Names that our module and the modules in it lack."""
     names = [n for n in dir(whole) if not n.startswith("_")]
     missing = [f"{whole.__name__}.{n}" for n in names if not hasattr(part, n)]
     for n in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -56,6 +57,45 @@ def test_who_waits_for_a_late_rank_counts_it(standing: Callable[[int], World], h
         assert early > LATE / 2
         assert for_data < LATE / 2
     assert second[0] < min(first[0], third[0])
+
+
+def overlapped() -> float:
+    """Rank 0 computes while its operation waits for rank 1."""
+    fd.init()
+    fd.barrier()
+    before = fd.metrics()["waited_for_ranks_seconds"]
+    if fd.rank() == 1:
+        time.sleep(LATE)
+    handle = fd.all_reduce(np.ones(1000), async_op=True)
+    if fd.rank() == 0:
+        time.sleep(2 * LATE)
+    handle.wait()
+    return fd.metrics()["waited_for_ranks_seconds"] - before
+
+
+def test_what_goes_on_beside_the_programs_work_is_no_wait(
+    standing: Callable[[int], World],
+) -> None:
+    first, _ = standing(2).run(overlapped)
+    assert first < LATE / 2
+
+
+def next_worlds() -> list[float]:
+    fd.init()
+    fd.all_reduce(np.ones(10))
+    kept = fd.world()
+    fd.shutdown()
+    fd.init()
+    found = [status for status in of_process(os.getpid()) if status.rank == fd.rank()]
+    fd.barrier()
+    assert kept is not fd.world()
+    return [found[0].operations, len(found)]
+
+
+def test_the_page_of_the_present_world_is_read(spawn: Callable[..., World]) -> None:
+    for operations, pages in spawn(2).run(next_worlds):
+        assert operations <= 2  # of init() alone
+        assert pages == 1
 
 
 def shown_waits() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -41,7 +43,8 @@ _FIELDS = {
     "pid": ("q", os.getpid()), "joined": ("q", int(NOW * 1e9)), "rank": ("i", 1), "size": ("i", 2),
     "job": ("256s", b"j"), "host": ("256s", b"a"), "state": ("Q", 1), "operations": ("Q", 7),
     "bytes": ("Q", 56), "steps": ("Q", 3), "stepped": ("q", 0), "for_ranks": ("q", 1_500_000_000),
-    "for_data": ("q", 0), "wait.version": ("Q", 2), "wait.since": ("q", int(NOW * 1e9)),
+    "for_data": ("q", 0), "wait.version": ("Q", 2),
+    "wait.since": ("q", time.monotonic_ns() - 20 * 10**9),
     "wait.ranks": ("16h", [0] + [-1] * 15), "wait.title": ("192s", b"all_reduce #4"),
     "verdict.version": ("Q", 0), "verdict.text": ("512s", b""), "of_another_version": ("d", 0.5),
 }  # fmt: skip
@@ -58,12 +61,13 @@ def page(**changed: Any) -> bytes:
 
 def test_a_page_tells_where_its_fields_are() -> None:
     found = pages.status_of(page())
-    assert found is not None
     assert (found.rank, found.size, found.operations, found.job) == (1, 2, 7, "j")
     assert found.waited_for_ranks == 1.5
-    assert (found.waits_since, found.waits_for, found.waits_in) == (NOW, [0], "all_reduce #4")
-    assert found._replace(seen=NOW + 2).all_waits_for_ranks == 3.5
-    assert pages.status_of(b"something else") is None
+    assert (found.waits_for, found.waits_in) == ([0], "all_reduce #4")
+    assert found.waits_since == pytest.approx(time.time() - 20, abs=5)
+    assert found._replace(seen=found.waits_since + 2).all_waits_for_ranks == pytest.approx(3.5)
+    with pytest.raises(ValueError, match="no page"):
+        pages.status_of(b"something else")
 
 
 @pytest.fixture
@@ -78,7 +82,8 @@ def test_pages_of_a_process_are_found_while_its_world_lasts(shown: Any) -> None:
     me = os.getpid()
     shown(page())
     assert [found.rank for found in pages.of_process(me)] == [1]
-    below = Pages(lambda: [me])
+    below = Pages(lambda: [me], "j")
+    assert Pages(lambda: [me], "another").read(1) == []
     assert [found.rank for found in below.read(1)] == [1]
     shown(page(state=4))
     assert pages.of_process(me) == below.read(1) == []
@@ -95,9 +100,42 @@ def test_a_record_that_is_being_written_is_not_read(shown: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [0, 100, 2048, 2100, 2600])
-def test_a_damaged_page_is_no_page(shown: Any, end: int) -> None:
+def test_a_cut_page_is_no_page(shown: Any, end: int) -> None:
     shown(page()[:end])
     assert pages.of_process(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job  0", "pid q 99999999999999999999999", "pid q -8", "wait.version 8s 0", "job q 0",
+        "rank", "\xff", "x y z w",
+    ],
+)  # fmt: skip
+def test_a_damaged_page_is_no_page(shown: Any, line: str) -> None:
+    whole = page()
+    table, _, _ = whole.partition(b"\0")
+    shown((table + line.encode("latin-1") + b"\n").ljust(2048, b"\0") + whole[2048:])
+    assert pages.of_process(os.getpid()) == []
+
+
+def test_the_page_of_the_newest_world_counts(shown: Any) -> None:
+    shown(page(joined=2 * 10**9, rank=0))
+    older = os.memfd_create("farandole-status")
+    os.pwrite(older, page(joined=10**9, rank=1), 0)
+    newest = os.memfd_create("farandole-status")
+    os.pwrite(newest, page(joined=3 * 10**9, rank=2), 0)
+    below = Pages(lambda: [os.getpid()], "j")
+    assert [found.rank for found in pages.of_process(os.getpid())] == [2]
+    assert [found.rank for found in below.read(1)] == [2]
+    os.pwrite(newest, page(state=4), 0)
+    assert [found.rank for found in below.read(1)] == [0]
+    shown(page(state=4))
+    assert [found.rank for found in below.read(1)] == [1]
+    os.pwrite(older, page(state=4), 0)
+    assert below.read(1) == []
+    os.close(older)
+    os.close(newest)
 
 
 def test_ranks_of_other_hosts_are_shown_by_the_launcher_here() -> None:
@@ -108,12 +146,26 @@ def test_ranks_of_other_hosts_are_shown_by_the_launcher_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": "1"}, {"waits_for": ["x"]}, {"verdict": None}, {"joined": [1]}, {"more": 1}]
+    "wrong",
+    [
+        {"rank": "1"},
+        {"waits_for": ["x"]},
+        {"verdict": None},
+        {"joined": [1]},
+        {"more": 1},
+        {"operations": 10**400},
+        {"operations": True},
+        {"rank": -1},
+        {"seen": -1.0},
+        {"waits_for": list(range(1000))},
+        {"host": "x" * 10_000},
+    ],
 )
 def test_fields_from_another_host_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         from_fields(status()._asdict() | wrong)
     assert from_fields(json.loads(json.dumps(status()._asdict()))) == status()
+    assert from_fields(status(host="\x1b[2J\ud800")._asdict()).host == "?[2J?"
 
 
 # -- rates --------------------------------------------------------------------------------------
@@ -152,6 +204,12 @@ def test_a_rank_that_was_not_looked_at_anew_has_no_rate() -> None:
 
 
 # -- the slowest rank ---------------------------------------------------------------------------
+
+
+def test_a_rank_is_told_again_only_after_an_hour() -> None:
+    saves = [(0.0, 0.5)] * 8 + [(0.1, 0.1)] * 8
+    assert len(told(saves * 3)) == 2
+    assert len(told(saves + [(0.1, 0.1)] * 720 + saves)) == 4
 
 
 def told(waits: Sequence[Sequence[float]], *, share: float = 0.25, steps: int = 10) -> list[str]:
@@ -204,7 +262,8 @@ def test_metrics_are_openmetrics_text() -> None:
     assert lines[-1] == "# EOF"
     assert text.endswith("\n")
     assert 'farandole_steps_total{rank="0",host="a\\"b"} 3' in lines
-    assert 'farandole_failed{rank="1",host="a"} 1' in lines
+    assert 'farandole_failed{rank="1",host="a"} 1.0' in lines
+    assert 'farandole_joined_timestamp_seconds{rank="1",host="a"} 999900.0' in lines
     for metric in openmetrics.METRICS:
         name = f"farandole_{metric.name}"
         assert lines.count(f"# TYPE {name} {metric.kind}") == 1
@@ -280,6 +339,30 @@ def test_the_server_answers_a_head_without_a_body(served: tuple[Server, tuple[st
     answer = answer_of(served[0], b"HEAD /metrics HTTP/1.1\r\n\r\n", served[1])
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\n")
+
+
+def test_the_server_rests_while_no_descriptor_is_free(
+    served: tuple[Server, tuple[str, int]],
+) -> None:
+    server, where = served
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection(where):
+        spare: list[int] = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+        with suppress(OSError):
+            while True:
+                spare.append(os.dup(0))
+        now = time.monotonic()
+        try:
+            server.turn(wait(server.descriptors(), now + 1), now)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for one in spare:
+                os.close(one)
+        assert server.descriptors() == []
+        assert server.due() == pytest.approx(now + 1)
+        server.turn(set(), now + 1)
+        assert len(server.descriptors()) == 1
 
 
 def test_the_server_leaves_those_that_say_nothing(served: tuple[Server, tuple[str, int]]) -> None:

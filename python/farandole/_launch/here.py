@@ -24,6 +24,7 @@ from farandole._launch.ranks import (
     threads_per_rank,
 )
 from farandole._launch.words import Ear, tell_death
+from farandole._live.pages import Pages, Status
 
 _TRACES = ("_TRACE", "_TIMELINE")  # ends of the variables that ask for one
 
@@ -61,6 +62,7 @@ class Here(Place):
         self._counted = False  # ranks of a number that is fixed have started
         self._oom_kills = oom_kills()
         self._ear: Ear | None = None
+        self._pages: Pages | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._leftovers: Leftovers | None = None
 
@@ -79,6 +81,8 @@ class Here(Place):
     def prepare(self, run_id: str) -> None:
         self._environment["FARANDOLE_RUN_ID"] = run_id
         self._ear = _open_ear(run_id)
+        # A rank may be a shell's child.
+        self._pages = Pages(lambda: [one.pid for one in descendants(os.getpid())], run_id)
         self.started = True
 
     def add(self, number: int, own: Mapping[str, str]) -> None:
@@ -103,6 +107,10 @@ class Here(Place):
             self._remarks += self._leftovers.remarks
             self._put_traces_together()
             self.finished = True
+
+    def statuses(self) -> list[Status]:
+        living = sum(rank.alive for rank in self.ranks)
+        return self._pages.read(living) if self._pages is not None and living else []
 
     def child_ended(self) -> None:
         died = [rank for rank in self.ranks if rank.alive and self._has_ended(rank)]

@@ -72,6 +72,9 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     reach: Reach | None = None  # how agents are started there
     start_timeout: float = 30.0  # until all of them are ready
     insecure: bool = False  # ranks of several hosts meet without a secret
+    restarts: int = 0  # at most so often, after a failure, from its beginning
     elastic: Elastic | None = None  # else the job ends with the first rank that fails
-    slow: float = 0.25  # share of the time that all others wait for a rank before it is told; 0: no
-    metrics: socket.socket | None = None  # listens; who asks there gets the counters of all ranks
+    slow: float = (
+        0.25  # a rank is named if all others wait for it for this share of the time; 0: no
+    )
+    metrics: socket.socket | None = None  # listens; it serves the counters of all ranks

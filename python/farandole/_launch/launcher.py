@@ -16,13 +16,39 @@ from farandole._launch.elastic.supervisor import ElasticSupervisor
 from farandole._launch.job import Elastic, Job, Share
 from farandole._launch.place import Place
 from farandole._launch.ranks import check_command, new_run_id
-from farandole._launch.signals import SignalPipe
+from farandole._launch.signals import STOPPING, SignalPipe
 from farandole._launch.supervisor import Supervisor
 from farandole._launch.watchdog import guarded
 
+# Exit codes after which another try would end alike, or is not wanted: it was stopped by a signal.
+_FINAL = {0, 2, 126, 127, *(128 + number for number in STOPPING)}
+
 
 def launch(job: Job) -> int:
-    """Runs the job; returns its exit code. Raises LaunchError if it cannot be started."""
+    """Runs the job, after a failure again; returns its exit code. Raises LaunchError if it cannot
+    be started."""
+    for restart in count():
+        code = _launch_once(_as_restart(job, restart))
+        if code in _FINAL or restart == job.restarts:
+            return code
+        print(
+            f"farandole: the job ended with exit code {code}; restart {restart + 1} of "
+            f"{job.restarts}",
+            file=sys.stderr,
+            flush=True,
+        )
+    raise AssertionError
+
+
+def _as_restart(job: Job, restart: int) -> Job:
+    environment = {**job.environment, "FARANDOLE_RESTART_COUNT": str(restart)}
+    copies = job.copies
+    if copies is not None and restart:
+        copies = copies._replace(directory=copies.directory / f"restart-{restart}")
+    return job._replace(environment=environment, copies=copies)
+
+
+def _launch_once(job: Job) -> int:
     terms = job.elastic
     is_here = not job.hosts and (terms is None or not terms.discovery)
     if is_here:

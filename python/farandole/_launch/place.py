@@ -81,7 +81,6 @@ class Place(ABC):
         self.started = False
         self.finished = False  # nothing runs there any more that ranks left behind
         self.dry = False  # no more output will come into the pipes
-        self.statuses: list[Status] = []  # the counters of ranks elsewhere, as last told
         self.trouble = ""  # why the place, or its start, has failed
         self.exit_code = 1  # of the job, when the start has failed
         self._started: list[tuple[Rank, Pipes]] = []
@@ -111,6 +110,10 @@ class Place(ABC):
     @abstractmethod
     def out_of_memory(self) -> bool:
         """Whether the kernel has killed a process there for want of memory."""
+
+    @abstractmethod
+    def statuses(self) -> Sequence[Status]:
+        """The counters of its ranks, as far as they show any."""
 
     @abstractmethod
     def open(self, timeout: float) -> None:

@@ -103,7 +103,7 @@ def check_command(command: Sequence[str]) -> None:
 def shared_environment(ranks: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables that all ranks of a host share, besides where they meet."""
     environment = without_launchers(inherited)
-    environment.update(FARANDOLE_RESTART_COUNT="0", PYTHONUNBUFFERED="1")
+    environment.update(PYTHONUNBUFFERED="1")
     if not environment.get("OMP_NUM_THREADS"):
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(ranks))
     return environment

@@ -54,7 +54,7 @@ def text_of(ranks: Sequence[Status]) -> str:
         suffix = "_total" if metric.kind == "counter" else ""
         for status in ranks:
             labels = f'rank="{status.rank}",host="{_escaped(status.host)}"'
-            lines.append(f"{name}{suffix}{{{labels}}} {metric.value(status):.9g}")
+            lines.append(f"{name}{suffix}{{{labels}}} {metric.value(status)!r}")
     return "\n".join([*lines, "# EOF", ""])
 
 

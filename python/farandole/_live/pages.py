@@ -1,17 +1,21 @@
 """The counters that ranks show, each in a file in memory (csrc/control/status_page.h).
 
 A file is found among the descriptors of its process, in /proc/PID/fd, so only by processes of the
-same user. It begins with a table of its fields, so a job of another version is read as well.
-Launchers show the ranks of other hosts in a file of their own.
+same user. It begins with a table of its fields, so a job of another version is read as well. A
+launcher shows the ranks of other hosts in a file of its own.
+
+Any process of the user may show anything under these names: whatever is in a file, it is a status
+or none.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
@@ -19,10 +23,13 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from farandole import _json
 
 _PAGE, _ELSEWHERE = "farandole-status", "farandole-elsewhere"
-_LARGEST = 1 << 24
+_PAGE_BYTES, _ELSEWHERE_BYTES = 1 << 16, 1 << 24  # that are read at most
 _TRIES = 8  # a record is being written: its version is odd, or another one in a second copy
-_RUNNING, _LEAVING = (0, 1), 2
+_LEAVING, _LEFT = 2, 3  # RankState in csrc/transport/segment.h
 _TICKS = os.sysconf("SC_CLK_TCK")
+_LONGEST = 512  # characters of a text
+_MOST_RANKS = 64  # that one is shown to wait for
+_WRONG = (ValueError, KeyError, TypeError, struct.error)  # of a file that is none of ours
 
 
 class Status(NamedTuple):
@@ -58,57 +65,72 @@ class Status(NamedTuple):
         return max(0.0, self.seen - self.waits_since) if self.waits_since else 0.0
 
 
-def parse(page: bytes) -> dict[str, Any] | None:
-    """The fields of a page; None if it is none."""
-    table = page.partition(b"\0")[0].decode("ascii", "replace").splitlines()
+# Python's struct formats of the fields that are read; a page may have more.
+_FORMS = {
+    "pid": "q", "joined": "q", "rank": "i", "size": "i", "job": "256s", "host": "256s",
+    "state": "Q", "operations": "Q", "bytes": "Q", "steps": "Q", "stepped": "q", "for_ranks": "q",
+    "for_data": "q", "wait.version": "Q", "wait.since": "q", "wait.ranks": "16h",
+    "wait.title": "192s", "verdict.version": "Q", "verdict.text": "512s",
+}  # fmt: skip
+
+
+def parse(page: bytes) -> dict[str, Any]:
+    """The fields of a page. Raises one of _WRONG if it is none."""
+    table = page.partition(b"\0")[0].decode("ascii").splitlines()
     if table[:1] != ["farandole status"]:
-        return None
+        raise ValueError("it is no page")
     found: dict[str, Any] = {}
     for line in table[1:]:
         name, form, offset = line.split(" ")
-        values = struct.unpack_from(f"<{form}", page, int(offset))
-        found[name] = values if len(values) > 1 else values[0]
+        if name in _FORMS:
+            if form != _FORMS[name] or not re.fullmatch("[0-9]{1,5}", offset):
+                raise ValueError(f"{name} is {form} at {offset}")
+            values = struct.unpack_from(f"<{form}", page, int(offset))
+            found[name] = values if len(values) > 1 else values[0]
     return found
 
 
-def status_of(page: bytes) -> Status | None:
-    """Raises struct.error, ValueError or KeyError for a damaged one."""
+def status_of(page: bytes) -> Status:
+    """Raises one of _WRONG if it is no page."""
     found = parse(page)
-    if found is None:
-        return None
-    state = found["state"]
+    now = time.time()
+    wall = now - time.monotonic()  # pages have times of the steady clock
+    waits, stepped, state = found["wait.since"] != 0, found["stepped"], found["state"]
     return Status(
         job=_text(found["job"]),
         host=_text(found["host"]),
         rank=found["rank"],
         size=found["size"],
         pid=found["pid"],
-        state="running" if state in _RUNNING else "leaving" if state == _LEAVING else "left",
+        state="left" if state >= _LEFT else "leaving" if state == _LEAVING else "running",
         joined=found["joined"] / 1e9,
         operations=found["operations"],
         bytes=found["bytes"],
         steps=found["steps"],
-        stepped=found["stepped"] / 1e9,
+        stepped=stepped / 1e9 + wall if stepped else 0.0,
         waited_for_ranks=found["for_ranks"] / 1e9,
         waited_for_data=found["for_data"] / 1e9,
-        waits_since=found["wait.since"] / 1e9,
-        waits_in=_text(found["wait.title"]) if found["wait.since"] else "",
-        waits_for=[r for r in found["wait.ranks"] if r >= 0] if found["wait.since"] else [],
+        waits_since=found["wait.since"] / 1e9 + wall if waits else 0.0,
+        waits_in=_text(found["wait.title"]) if waits else "",
+        waits_for=[rank for rank in found["wait.ranks"] if rank >= 0] if waits else [],
         verdict=_text(found["verdict.text"]),
         processor=0.0,
-        seen=time.time(),
+        seen=now,
     )
 
 
 def of_this_process(page: bytes) -> Status:
-    status = status_of(page)
-    assert status is not None
-    return status._replace(processor=_processor(os.getpid()))
+    return status_of(page)._replace(processor=_processor(os.getpid()))
 
 
 def of_process(pid: int) -> list[Status]:
     """One process shows itself in its present world, or a launcher the ranks of other hosts."""
-    return [status for file, name in _files_of(pid) for status in _read(file, name)]
+    found = [status for path in _files_of(pid, _ELSEWHERE) for status in _elsewhere(path)]
+    own = _open_page(pid)
+    if own is not None:
+        os.close(own[0])
+        found.append(own[1])
+    return found
 
 
 def of_user() -> list[Status]:
@@ -126,9 +148,10 @@ def of_user() -> list[Status]:
 class Pages:
     """The pages of some processes, kept open."""
 
-    def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
-        """`processes` is asked while pages are missing."""
+    def __init__(self, processes: Callable[[], Iterable[int]], job: str) -> None:
+        """`processes` is asked while pages of this job are missing."""
         self._processes = processes
+        self._job = job
         self._files: dict[int, int] = {}  # by process
 
     def read(self, expected: int) -> list[Status]:
@@ -136,111 +159,137 @@ class Pages:
         found = self._read_open()
         if len(found) < expected:
             for pid in self._processes():
-                if pid not in self._files and (files := _files_of(pid, (_PAGE,))):
-                    self._files[pid] = os.open(files[-1][0], os.O_RDONLY | os.O_CLOEXEC)
-            found = self._read_open()
+                opened = None if pid in self._files else _open_page(pid, self._job)
+                if opened is not None:
+                    self._files[pid] = opened[0]
+                    found.append(opened[1])
         return sorted(found, key=lambda status: status.rank)
 
     def _read_open(self) -> list[Status]:
         found = []
         for pid, file in list(self._files.items()):
-            status = _whole(file)
-            if status is None or status.state == "left" or not Path(f"/proc/{pid}").exists():
+            status = _whole(file, pid)
+            if status is None:
                 os.close(self._files.pop(pid))
             else:
-                found.append(_alive(status, pid))
+                found.append(status)
         return found
 
 
 class Elsewhere:
     """A file in memory, in which a launcher shows the ranks of other hosts. A new one takes the
-    place of the last one under its number: who reads gets either as a whole."""
+    place of the last one under its number, so a reader gets either as a whole."""
 
     def __init__(self) -> None:
         self._file = -1
 
     def show(self, statuses: Iterable[Status]) -> None:
         text = json.dumps([status._asdict() for status in statuses]).encode()
-        try:
+        with suppress(OSError):  # no memory or descriptor is left
             new = os.memfd_create(_ELSEWHERE, os.MFD_CLOEXEC)
-        except OSError:  # no descriptor is left, or no such call
-            return
-        os.write(new, text)
-        if self._file < 0:
-            self._file = new
-        else:
-            os.dup2(new, self._file, inheritable=False)
-            os.close(new)
+            try:
+                os.write(new, text)
+                if self._file < 0:
+                    self._file = os.dup(new)
+                else:
+                    os.dup2(new, self._file, inheritable=False)
+            finally:
+                os.close(new)
+
+
+_KINDS = get_type_hints(Status)
 
 
 def from_fields(fields: dict[str, Any]) -> Status:
-    """From _asdict() of another host. Raises TypeError or ValueError for anything else."""
+    """Reverses _asdict(), of another host. Raises TypeError or ValueError for anything else."""
     made = Status(**fields)
-    for name, kind in get_type_hints(Status).items():
-        value = getattr(made, name)
-        if get_origin(kind) is list:
-            fits = isinstance(value, list) and all(type(item) is int for item in value)
-        else:
-            fits = type(value) is kind or (kind is float and type(value) is int)
-        if not fits:
-            raise ValueError(f"{name} is {value!r:.40}")
-    return made
+    for name, kind in _KINDS.items():
+        if not _fits(getattr(made, name), kind):
+            raise ValueError(f"{name} is {getattr(made, name)!r:.40}")
+    return made._replace(
+        job=_shown(made.job), host=_shown(made.host), state=_shown(made.state),
+        waits_in=_shown(made.waits_in), verdict=_shown(made.verdict),
+    )  # fmt: skip
 
 
-def _files_of(pid: int, names: tuple[str, ...] = (_PAGE, _ELSEWHERE)) -> list[tuple[str, str]]:
-    """(path, name) of its files of these names, the newest last; none of another user."""
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        return (
+            isinstance(value, list)
+            and len(value) <= _MOST_RANKS
+            and all(_fits(item, int) for item in value)
+        )
+    if kind is str:
+        return isinstance(value, str) and len(value) <= _LONGEST
+    whole = type(value) is int and 0 <= value < 1 << 64
+    return whole or (kind is float and type(value) is float and 0 <= value < 1e18)
+
+
+def _files_of(pid: int, name: str) -> list[str]:
+    """Paths of its files of this name; none of another user."""
     folder = f"/proc/{pid}/fd"
     found = []
     with suppress(OSError):  # it has ended, or is another user's
-        for number in sorted(map(int, os.listdir(folder))):  # noqa: PTH208 - hundreds, often
+        for number in os.listdir(folder):  # noqa: PTH208 - hundreds, often
             with suppress(OSError):
-                target = os.readlink(f"{folder}/{number}")  # noqa: PTH115
-                name = target.removeprefix("/memfd:").removesuffix(" (deleted)")
-                if target.startswith("/memfd:") and name in names:
-                    found.append((f"{folder}/{number}", name))
+                if os.readlink(f"{folder}/{number}") == f"/memfd:{name} (deleted)":  # noqa: PTH115
+                    found.append(f"{folder}/{number}")
     return found
 
 
-def _read(path: str, name: str) -> list[Status]:
-    """Empty for a page that a child process has inherited, or whose world is over."""
-    pid = int(path.split("/")[2])
-    with suppress(OSError, ValueError, TypeError, KeyError, struct.error):
+def _open_page(pid: int, job: str | None = None) -> tuple[int, Status] | None:
+    """The page of the world that a process joined last, and its file, which is the caller's. None
+    if its worlds are over, or of another job; and for pages that it has from another process."""
+    found: list[tuple[int, Status]] = []
+    for path in _files_of(pid, _PAGE):
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            status = _whole(file, pid)
+            if status is None or status.pid not in _numbers_of(pid):
+                os.close(file)
+            else:
+                found.append((file, status))
+    found.sort(key=lambda one: one[1].joined)
+    last = found.pop() if found and job in (None, found[-1][1].job) else None
+    for file, _ in found:
+        os.close(file)
+    return last
+
+
+def _elsewhere(path: str) -> Iterator[Status]:
+    with suppress(OSError, *_WRONG):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if name == _ELSEWHERE:
-                rows = _json.read(os.pread(file, _LARGEST, 0))
-                return [from_fields(row) for row in rows]
-            status = _whole(file)
+            text = os.pread(file, _ELSEWHERE_BYTES, 0)
         finally:
             os.close(file)
-        if status is not None and status.state != "left" and status.pid in _numbers_of(pid):
-            return [_alive(status, pid)]
-    return []
+        yield from [from_fields(row) for row in _json.read(text)]
 
 
-def _whole(file: int) -> Status | None:
-    """None where it cannot be read, or its writer was killed in the middle of a record."""
-    with suppress(OSError, ValueError, KeyError, struct.error):
+def _whole(file: int, pid: int) -> Status | None:
+    """None for what is no page, a page of a world that is over, or of a process that has ended."""
+    with suppress(OSError, *_WRONG):
         for _ in range(_TRIES):
-            first, page = os.pread(file, _LARGEST, 0), os.pread(file, _LARGEST, 0)
-            if _versions(first) == _versions(page):
-                return status_of(page)
+            first, second = os.pread(file, _PAGE_BYTES, 0), os.pread(file, _PAGE_BYTES, 0)
+            if _versions(first) == _versions(second):
+                status = status_of(first)
+                return None if status.state == "left" else _alive(status, pid)
     return None
 
 
 def _versions(page: bytes) -> object:
-    found = parse(page) or {}
-    versions = [value for name, value in found.items() if name.endswith(".version")]
+    found = parse(page)
+    versions = [found["wait.version"], found["verdict.version"]]
     return object() if any(version % 2 for version in versions) else versions
 
 
-def _alive(status: Status, pid: int) -> Status:
-    with suppress(OSError):
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-        status = status._replace(processor=_processor(pid))
-        if state in "Tt" and status.state == "running":
-            return status._replace(state="stopped")
-    return status
+def _alive(status: Status, pid: int) -> Status | None:
+    """With what the kernel says of its process; None for a zombie."""
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    if state in "ZXx":
+        return None
+    stopped = state in "Tt" and status.state == "running"
+    return status._replace(processor=_processor(pid), state="stopped" if stopped else status.state)
 
 
 def _processor(pid: int) -> float:
@@ -249,13 +298,19 @@ def _processor(pid: int) -> float:
 
 
 def _numbers_of(pid: int) -> list[int]:
-    """A process's numbers, also the one that it has in a container of its own."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return [int(word) for word in line.split()[1:]]
-    return [pid]
+    """A process's numbers, also the one that it has in a container of its own; none once it has
+    ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return [int(word) for word in line.split()[1:]]
+    return []
 
 
 def _text(field: bytes) -> str:
-    text = field.partition(b"\0")[0].decode(errors="replace")
+    return _shown(field.partition(b"\0")[0].decode(errors="replace"))
+
+
+def _shown(text: str) -> str:
+    """The text, as a terminal and UTF-8 take it."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -12,6 +12,7 @@ class Rate(NamedTuple):
     """One rank between two looks; shares are of the time."""
 
     status: Status  # at the second look
+    seconds: float  # between the two, by its own host's clock
     steps: float  # a second
     operations: float  # a second
     bytes: float  # a second
@@ -36,6 +37,7 @@ def rates(before: Sequence[Status], after: Sequence[Status]) -> list[Rate]:
         found.append(
             Rate(
                 now,
+                now.seen - then.seen,
                 steps=_per_second(then, now, "steps"),
                 operations=_per_second(then, now, "operations"),
                 bytes=_per_second(then, now, "bytes"),

@@ -1,11 +1,12 @@
 """`/metrics` and `/healthz` over HTTP, in somebody's loop: nothing here waits.
 
-Who asks sends one GET without a body, so no more of HTTP is needed. One that is slow to ask, or to
+A client sends one GET without a body, so no more of HTTP is needed. One that is slow to ask, or to
 take its answer, is left after a moment.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from farandole._words import CommandError
 _READ, _WRITE = 1, 4  # select.POLLIN, select.POLLOUT
 _PATIENCE = 5.0  # seconds for the whole exchange
 _LARGEST = 8192  # of a request
+_REST = 1.0  # seconds
 _MOST = 32  # connections at once; further ones wait in the kernel
 
 Rows = Callable[[], Sequence[Status]]
@@ -59,26 +61,38 @@ class Server:
         self._listener = listener
         self._rows = rows
         self._open: dict[int, _Exchange] = {}
+        self._rests_until = 0.0  # no descriptor was free
 
     def descriptors(self) -> list[tuple[int, int]]:
-        own = [(self._listener.fileno(), _READ)] if len(self._open) < _MOST else []
+        listens = not self._rests_until and len(self._open) < _MOST
+        own = [(self._listener.fileno(), _READ)] if listens else []
         return own + [(fd, one.wants) for fd, one in self._open.items()]
 
     def due(self) -> float | None:
-        return min((one.until for one in self._open.values()), default=None)
+        rests = [self._rests_until] if self._rests_until else []
+        return min([one.until for one in self._open.values()] + rests, default=None)
 
     def turn(self, ready: set[int], now: float) -> None:
+        if now >= self._rests_until:
+            self._rests_until = 0.0
         if self._listener.fileno() in ready and len(self._open) < _MOST:
-            with suppress(OSError):  # it has left, or no descriptor is free: the next turn
-                connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                self._open[connection.fileno()] = _Exchange(connection, now + _PATIENCE)
+            self._accept(now)
         for fd, one in list(self._open.items()):
             if fd in ready:
                 one.turn(self._rows)
             if one.over or now >= one.until:
                 del self._open[fd]
                 one.close()
+
+    def _accept(self, now: float) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # else it has left
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._rests_until = now + _REST
+            return
+        connection.setblocking(False)
+        self._open[connection.fileno()] = _Exchange(connection, now + _PATIENCE)
 
     def close(self) -> None:
         for one in self._open.values():

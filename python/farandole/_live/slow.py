@@ -15,6 +15,7 @@ from farandole._live.rates import Rate, rates
 LOOK_EVERY = 5.0  # seconds
 _LOOKS = 4  # of which the first and the last are compared
 _OVER = 0.5  # of the share: less than that, and it keeps up
+_AGAIN = 3600.0  # seconds until the same rank is told again: it may save weights now and then
 
 
 class SlowRanks:
@@ -24,38 +25,45 @@ class SlowRanks:
     def __init__(self, share: float) -> None:
         self._share = share
         self._looks: deque[list[Status]] = deque(maxlen=_LOOKS)
-        self._told: int | None = None
+        self._slow: int | None = None  # the rank that was told, and has not kept up since
+        self._told: dict[int, float] = {}  # by rank: when
 
     def look(self, ranks: list[Status]) -> Iterator[str]:
         """Lines for the user. `ranks`: all that are seen of the job."""
-        worlds = {(status.job, status.size) for status in ranks}
-        if not self._share or len(worlds) != 1 or len(ranks) != next(iter(worlds))[1]:
+        if not self._share or {status.rank for status in ranks} != set(range(len(ranks))):
             self._looks.clear()
             return
         self._looks.append(ranks)
         seen = rates(self._looks[0], self._looks[-1])
-        if len(self._looks) < _LOOKS or len(seen) != len(ranks) or len(seen) < 2:
+        whole = len(seen) == len(ranks) > 1 and len(ranks) == ranks[0].size
+        if len(self._looks) < _LOOKS or not whole:
             return
         if not all(rate.moved for rate in seen):  # a hang, which the ranks tell of themselves
             return
+        if self._slow is not None and seen[self._slow].late < self._share * _OVER:
+            yield f"rank {self._slow} keeps up with the others again"
+            self._slow = None
         slow = max(seen, key=lambda rate: rate.late)
-        if slow.late >= self._share and self._told != slow.status.rank:
-            self._told = slow.status.rank
-            yield _story(slow, seen, slow.status.seen - self._looks[0][0].seen)
-        elif self._told is not None and slow.late < self._share * _OVER:
-            yield f"rank {self._told} keeps up with the others again"
-            self._told = None
+        if slow.late >= self._share and self._is_new(slow):
+            self._slow = slow.status.rank
+            self._told[self._slow] = slow.status.seen
+            yield _story(slow, seen)
+
+    def _is_new(self, slow: Rate) -> bool:
+        told = self._told.get(slow.status.rank)
+        return self._slow != slow.status.rank and (told is None or slow.status.seen > told + _AGAIN)
 
 
-def _story(slow: Rate, seen: list[Rate], seconds: float) -> str:
+def _story(slow: Rate, seen: list[Rate]) -> str:
     others = [rate for rate in seen if rate is not slow]
     waits = sorted(rate.for_ranks for rate in others)
     busy = sorted(rate.processors for rate in others)
+    status = slow.status
     return (
-        f"rank {slow.status.rank} (pid {slow.status.pid} on {slow.status.host}) is the slowest: of "
-        f"the last {seconds:.0f} s the others waited {_range(waits, percent=True)} for ranks to "
-        f"begin an operation, and it {slow.for_ranks:.0%}; its process kept "
-        f"{slow.processors:.1f} cores busy, theirs {_range(busy)}"
+        f"rank {status.rank} (pid {status.pid} on {status.host}) is the slowest: of the last "
+        f"{slow.seconds:.0f} s the others waited {_range(waits, percent=True)} for ranks to begin "
+        f"an operation, and it {slow.for_ranks:.0%}; its process kept {slow.processors:.1f} cores "
+        f"busy, theirs {_range(busy)}"
     )
 
 

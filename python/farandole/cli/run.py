@@ -13,7 +13,16 @@ from pathlib import Path
 from farandole import _launch
 from farandole._launch import Copies, Share
 from farandole._live.server import listen, url_of
-from farandole.cli import CommandError, _elastic, _hosts, add_options, add_ranks, given, seconds_of
+from farandole.cli import (
+    CommandError,
+    _elastic,
+    _hosts,
+    add_options,
+    add_ranks,
+    given,
+    number_of,
+    seconds_of,
+)
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 EPILOG = """\
@@ -56,6 +65,10 @@ def _share_of(option: str, text: str) -> float:
     return share
 
 
+def _restarts_of(option: str, text: str) -> int:
+    return number_of(option, text, least=0)
+
+
 _JOB = _launch.Job._field_defaults
 _PATH = {"type": Path}
 _SECONDS = {"reads": seconds_of}
@@ -70,6 +83,10 @@ _OPTIONS = (
      f"time for the other ranks to react to a failed one (default: {_JOB['grace']:g})", _SECONDS),
     ("--patience", "SECONDS",
      f"time between a signal and the next harsher one (default: {_JOB['patience']:g})", _SECONDS),
+    ("--restarts", "N",
+     "run the job again after a failure, at most N times; ranks find how often in "
+     "FARANDOLE_RESTART_COUNT, and begin from their checkpoint (default: 0)",
+     {"reads": _restarts_of}),
     ("--preflight", "",
      "first check the hosts and their links (farandole check); the job runs if all is well"),
     ("--metrics", "[ADDRESS:]PORT",
@@ -129,6 +146,8 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     ranks = _ranks(arguments.ranks, command, slots, name)
     terms = _elastic.terms_of(arguments, ranks, slots, name)
     is_discovered = terms is not None and bool(terms.discovery)
+    if terms is not None and arguments.restarts:
+        raise CommandError("--restarts: an elastic job goes on by itself; leave it out")
     most = ranks if terms is None else terms.most
     hosts = () if is_discovered else _hosts.shares(arguments, most, slots)
     is_remote = bool(hosts) or is_discovered
@@ -150,7 +169,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or _JOB["start_timeout"]),
         insecure=arguments.insecure,
         elastic=terms,
-        **given(arguments, "grace", "patience", "slow", "metrics"),
+        **given(arguments, "grace", "patience", "slow", "metrics", "restarts"),
     )
     if is_remote:
         if arguments.preflight and (code := _checked(job)):

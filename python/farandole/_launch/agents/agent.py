@@ -20,7 +20,6 @@ from farandole._launch.agents.taps import Taps
 from farandole._launch.here import Here
 from farandole._launch.job import LaunchError
 from farandole._launch.leftovers import LEAVE_KILL
-from farandole._launch.live import pages_below
 from farandole._launch.place import Rank
 from farandole._launch.polling import READ, WRITE, earliest, wait
 from farandole._launch.ranks import Rendezvous
@@ -48,7 +47,6 @@ class Agent:
         self._launchers_address = launchers_address
         self._decoder = Decoder()
         self._taps = Taps()
-        self._pages = pages_below()
         self._silence = Silence(silence.SILENCE_OF_LAUNCHER)
         self._alone = False  # nobody tells us any more what to do
         self._plan = Escalation()  # then
@@ -206,11 +204,10 @@ class Agent:
 
     def _answer(self) -> None:
         ended = any(not rank.alive for rank in self._here.ranks)
-        living = sum(rank.alive for rank in self._here.ranks)
         self._tell(
             "pong",
             orphans=ended and not self._finishing and self._here.has_orphans(),
-            ranks=[status._asdict() for status in self._pages.read(living)],
+            ranks=[status._asdict() for status in self._here.statuses()],
         )
 
     # -- what it is told ----------------------------------------------------------------------

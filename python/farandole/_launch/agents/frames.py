@@ -8,7 +8,7 @@ is the end of that stream. A length is checked before that many bytes are buffer
                         elsewhere, too), end, finish, hurry, credit (so much of a stream was
                         shown), shut (nobody reads it), ping
     agent to launcher   ready or refused, started, word, died, pong, left, remark, dry, output,
-                        parcel (of a trace)
+                        parcel (of a trace); with each pong go the counters of its ranks
 """
 
 from __future__ import annotations

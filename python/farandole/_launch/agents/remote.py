@@ -20,7 +20,7 @@ from farandole._launch.place import NotStarted, Place, Rank, Threads
 from farandole._launch.polling import earliest
 from farandole._launch.ranks import Rendezvous, describe_exit
 from farandole._launch.words import Word, printable
-from farandole._live.pages import from_fields
+from farandole._live.pages import Status, from_fields
 
 # Seconds that a starter (ssh) has to end and say why, once its agent's output has ended.
 _LAST_WORDS = 1.0
@@ -58,10 +58,14 @@ class Remote(Place):
         self._last_words: float | None = None  # when the wait for them ends
         self._orphans = self._out_of_memory = self._finishing = False
         self._is_over = False  # nothing more will be said
+        self._statuses: list[Status] = []
 
     @property
     def out_of_memory(self) -> bool:
         return self._out_of_memory
+
+    def statuses(self) -> list[Status]:
+        return [] if self._is_over else self._statuses
 
     # -- what is asked of it ------------------------------------------------------------------
 
@@ -215,7 +219,7 @@ class Remote(Place):
                 self._take_parcel(said)
             case "pong":
                 self._orphans = bool(content["orphans"])
-                self.statuses = [from_fields(fields) for fields in content["ranks"]]
+                self._statuses = [from_fields(fields) for fields in content["ranks"]]
             case "remark":
                 self._remarks.append(printable(str(content["text"])))
             case "left":
