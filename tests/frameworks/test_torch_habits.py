@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import os
+import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,66 @@ def forgetting_to_step_is_warned_of_as_on_one_rank() -> None:
     scheduler = lr_scheduler.StepLR(optimizer, 1)
     with pytest.warns(UserWarning, match="before `optimizer"):
         scheduler.step()
+
+
+# -- steps of a program ----------------------------------------------------------------------------
+
+
+def call_in_a_function(optimizer: Any, run: Callable[[], None]) -> None:
+    own = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        run()
+        return own(*args, **kwargs)
+
+    optimizer.step = step
+
+
+def call_as_a_method(optimizer: Any, run: Callable[[], None]) -> None:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run()
+        return type(self).step(self, *args, **kwargs)
+
+    optimizer.step = types.MethodType(step, optimizer)
+
+
+def call_under_a_scheduler(optimizer: Any, run: Callable[[], None]) -> None:
+    call_as_a_method(optimizer, run)
+    lr_scheduler.ConstantLR(optimizer, 1.0)
+
+
+def update_by_hand(optimizer: Any, run: Callable[[], None]) -> None:
+    """It has arguments of its own, and calls no step."""
+
+    def step(_: Any, decay: float = 1.0) -> None:
+        run()
+        for p in optimizer.param_groups[0]["params"]:
+            p.data = decay * (p.data - 0.1 * p.grad)
+
+    optimizer.step = functools.partial(step, None)
+
+
+STEPS = [call_in_a_function, call_as_a_method, call_under_a_scheduler, update_by_hand]
+
+
+@on_ranks(1, 2)
+def a_step_that_a_program_put_on_the_optimizer_runs_inside_of_ours() -> None:
+    for replace in STEPS:
+        for options in ({}, {"op": hvd.Adasum}, {"backward_passes_per_step": 2}):
+            model, calls = mlp(), []
+            plain = torch.optim.SGD(model.parameters(), lr=0.1)
+            replace(plain, lambda calls=calls: calls.append(1))
+            optimizer: Any = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
+            if replace is call_as_a_method:  # schedulers take no other
+                lr_scheduler.ConstantLR(optimizer, 1.0)
+            for step in range(3):  # where there are two passes to a step, each window is cut
+                optimizer.zero_grad()
+                model(mine(batch(step))).square().mean().backward()
+                optimizer.step(*([0.9] if replace is update_by_hand else []))
+            assert len(calls) == 3, (replace, options)
+            for p in model.parameters():
+                rows = hvd.allgather(p.detach()[None])
+                assert torch.equal(rows, p.detach().expand_as(rows)), (replace, options)
 
 
 # -- data ----------------------------------------------------------------------------------------

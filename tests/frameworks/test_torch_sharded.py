@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -616,6 +617,9 @@ def what_cannot_be_sharded_is_refused() -> None:
     refused(wrap(MyAdam, make()), f"MyAdam; it {known}")
     patched: Any = OPTIMIZERS["sgd"](make().parameters())
     patched.step = lambda: None
+    refused(lambda: hvd.DistributedOptimizer(patched, sharded_update=True), "step was replaced")
+    patched.step = types.MethodType(lambda _: None, patched)
+    torch.optim.lr_scheduler.ConstantLR(patched)
     refused(lambda: hvd.DistributedOptimizer(patched, sharded_update=True), "step was replaced")
     refused(wrap(lambda p: torch.optim.Adam(p, amsgrad=True), make()), "amsgrad=True")
     half = make(torch.bfloat16)

@@ -22,7 +22,7 @@ from farandole.torch._training.parameters import Named
 from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weights import TensorWeights
-from farandole.torch._training.wrapped import WrappedOptimizer, become
+from farandole.torch._training.wrapped import OwnStep, WrappedOptimizer, become
 from farandole.torch.adasum import adasum_together
 from farandole.torch.compression import Compressor
 
@@ -39,7 +39,7 @@ class AdasumOptimizer(WrappedOptimizer):
     _finite: OwnGradients
     _alone: worlds.Alone | None = None  # in an elastic job
 
-    def step(self, closure: Any = None) -> Any:
+    def _distributed_step(self, own: OwnStep) -> Any:
         """The optimizer's own step, whose effect is then replaced by the Adasum of all ranks'.
 
         Raises:
@@ -49,14 +49,14 @@ class AdasumOptimizer(WrappedOptimizer):
             self._alone.check()
         self._refuse_replaced()
         self._take_unfrozen()
-        if closure is None:
+        if own.closure is None:
             self._silence.refuse()
         self._weights.compare()
-        if closure is None and self._finite.looks:
+        if own.closure is None and self._finite.looks:
             self._finite.judge(self._finite.found())
         parameters = [p for _, p in self._named]
         before = [p.detach().clone() for p in parameters]
-        result = super().step() if closure is None else super().step(closure)
+        result = own()
         with torch.no_grad():
             moves = [p - old for p, old in zip(parameters, before, strict=True)]
             packed = [self._compression.compress(move) for move in moves]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from farandole.torch._training.hooked import Hooked, take_over
 from farandole.torch._training.parameters import Named, gets_gradients
 from farandole.torch._training.parts import PartGradients
 from farandole.torch._training.readers import watch_readers
-from farandole.torch._training.wrapped import WrappedOptimizer, become, refuse_unmanaged
+from farandole.torch._training.wrapped import OwnStep, WrappedOptimizer, become, refuse_unmanaged
 
 
 class ReducedOptimizer(WrappedOptimizer):
@@ -32,30 +31,30 @@ class ReducedOptimizer(WrappedOptimizer):
     _alone: worlds.Alone | None = None  # in an elastic job, where there is no exchange
     _parts: PartGradients | None = None  # where batches are computed in parts
 
-    def step(self, closure: Any = None) -> Any:
-        """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
-        interrupted accumulation) are reduced first; with a closure, whenever it returns."""
+    def _distributed_step(self, own: OwnStep) -> Any:
+        """Gradients that were accumulated and not reduced yet (an interrupted accumulation) are
+        reduced first; with a closure, whenever it returns."""
         self._refuse_open()
         exchange, parts = self._exchange, self._parts
         if parts is not None:
-            if closure is None:
+            if own.closure is None:
                 parts.finish()
             else:
-                closure = partial(_finished, parts, closure)
+                own = own.ending_closure(parts.finish)
         if exchange is None:
             if self._alone is not None:
                 self._alone.check()
-            return super().step(closure)
+            return own()
         exchange.check_alive()
         self._refuse_replaced()
         refuse_unmanaged([p for p in self._unmanaged if not p.requires_grad])
-        if closure is None:
+        if own.closure is None:
             if not exchange.silence.over:
                 exchange.refuse_silence()
             self._reduce_rest()
-            result = super().step()
-        else:
-            result = super().step(partial(self._reduced, closure))
+        else:  # other ranks may have gradients where this closure made none
+            own = own.ending_closure(self._reduce_rest)
+        result = own()
         exchange.note_step()
         return result
 
@@ -69,11 +68,6 @@ class ReducedOptimizer(WrappedOptimizer):
 
     def _in_parts(self) -> bool:
         return self._parts is not None
-
-    def _reduced(self, closure: Callable[[], Any]) -> Any:
-        loss = closure()
-        self._reduce_rest()  # other ranks may have gradients where this closure made none
-        return loss
 
     def _reduce_rest(self) -> None:
         if not self._skip:
@@ -167,12 +161,6 @@ class ReducedOptimizer(WrappedOptimizer):
             self.take_weighed_losses_only()
         if self._rest is not None:
             self.compare_also(self._rest)
-
-
-def _finished(parts: PartGradients, closure: Callable[[], Any]) -> Any:
-    loss = closure()
-    parts.finish()
-    return loss
 
 
 def distribute(

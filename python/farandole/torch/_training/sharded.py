@@ -17,7 +17,7 @@ from farandole.torch._tensors import check_tensor
 from farandole.torch._training.parameters import Named, gets_gradients
 from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.shards import Shards
-from farandole.torch._training.wrapped import WrappedOptimizer, become, is_for_schedulers
+from farandole.torch._training.wrapped import WrappedOptimizer, become
 
 
 class Rule(NamedTuple):
@@ -102,6 +102,7 @@ class ShardedOptimizer(WrappedOptimizer):
             Mismatch: the ranks' settings differ, as learning rates, or their parameters; no
                 parameter has changed.
         """
+        self._opt_called = True  # as the step of an LR scheduler says, which ours is in place of
         self._refuse_open()
         self._refuse_replaced()
         self._refuse_scaler()
@@ -274,8 +275,9 @@ def distribute(
 
 
 def _refuse_replaced_step(optimizer: torch.optim.Optimizer) -> None:
-    step = vars(optimizer).get("step")
-    if step is not None and not is_for_schedulers(step):
+    step: Any = vars(optimizer).get("step")
+    own = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step  # of a scheduler
+    if own not in (None, type(optimizer).step):
         raise InvalidArgument(
             "optimizer.step was replaced, and a sharded update would never run it\n  advice: use "
             "register_step_pre_hook() or register_step_post_hook()"

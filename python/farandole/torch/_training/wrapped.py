@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -35,14 +35,63 @@ def too_many_passes(passes_per_step: int) -> InvalidArgument:
     )
 
 
+class OwnStep:
+    """A call of the step of the optimizer's class, or of what a program put in its place."""
+
+    def __init__(
+        self, run: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self._run, self._args, self._kwargs = run, args, kwargs
+        first = args[0] if args else kwargs.get("closure")
+        self.closure: Callable[..., Any] | None = first if callable(first) else None
+
+    def __call__(self) -> Any:
+        return self._run(*self._args, **self._kwargs)
+
+    def ending_closure(self, end: Callable[[], None]) -> OwnStep:
+        """The same, with a closure that calls this, too, whenever it returns."""
+        closure = self.closure
+        assert closure is not None
+
+        def ended(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
+            end()
+            return loss
+
+        if self._args:
+            return OwnStep(self._run, (ended, *self._args[1:]), self._kwargs)
+        return OwnStep(self._run, (), self._kwargs | {"closure": ended})
+
+
 class WrappedOptimizer(torch.optim.Optimizer):
     """Comes before the optimizer's own class in the MRO, and after the class of its kind."""
 
+    _program_step: Callable[..., Any] | None = None  # a step that a program put in its class' place
+    _runs_program_step = False
     _parameter_names: dict[torch.Tensor, str]  # as Horovod calls it; programs read it
     weighed_only = False  # it is one of a GlobalBatch
     _rest: Rest | None = None  # of it, compared with the parameters
     _open = False  # more micro-batches of the global batch come: step() is refused
     _known: frozenset[int]  # ids of all parameters that it had when it was wrapped
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step with its arguments, inside of what this kind does."""
+        if self._runs_program_step:  # it goes on to the step of the object's class
+            return super().step(*args, **kwargs)
+        run = super().step if self._program_step is None else self._run_program_step
+        return self._distributed_step(OwnStep(run, args, kwargs))
+
+    def _run_program_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._program_step is not None
+        self._runs_program_step = True
+        try:
+            return self._program_step(*args, **kwargs)
+        finally:
+            self._runs_program_step = False
+
+    def _distributed_step(self, own: OwnStep) -> Any:
+        """A step of this kind; returns what the optimizer's own returns."""
+        raise NotImplementedError
 
     def _hooked(self) -> Hooked | None:
         """The object that hooks the gradients; None where this rank is alone."""
@@ -129,25 +178,28 @@ def become(
     wrapped = cast(_W, optimizer)
     wrapped._parameter_names = {p: name for name, p in named}
     wrapped._known = frozenset(id(p) for group in wrapped.param_groups for p in group["params"])
-    if is_for_schedulers(vars(optimizer).get("step")):
-        _step_for_schedulers(wrapped)
+    replaced = vars(optimizer).get("step")
+    if replaced is not None:
+        wrapped._program_step = replaced
+        optimizer.step = _InPlaceOf(replaced, optimizer)  # type: ignore[method-assign]
     return wrapped
 
 
-def is_for_schedulers(step: object) -> bool:
-    """Whether an LR scheduler has put this step on the optimizer: it calls the step of the class
-    that the optimizer had then."""
-    return bool(getattr(step, "_wrapped_by_lr_sched", False))
+class _InPlaceOf:
+    """Stands where a program had put a step on the optimizer, which would hide the new class'. Has
+    its attributes, as LR schedulers look for those of theirs."""
 
+    def __init__(self, replaced: Callable[..., Any], optimizer: torch.optim.Optimizer) -> None:
+        self._replaced, self._optimizer = replaced, weakref.ref(optimizer)
 
-def _step_for_schedulers(optimizer: Any) -> None:
-    """Puts the new class' step in its place, saying what schedulers look for: that it ran."""
-    reference = weakref.ref(optimizer)
+    @property
+    def __func__(self) -> Any:
+        """A scheduler that is made later calls it."""
+        kind: Any = type(self._optimizer())
+        return kind.step
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        present: Any = reference()
-        present._opt_called = True
-        return type(present).step(present, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self._optimizer(), *args, **kwargs)
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = step
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replaced, name)
