@@ -227,6 +227,18 @@ def a_step_that_a_program_put_on_the_optimizer_runs_inside_of_ours() -> None:
                 assert torch.equal(rows, p.detach().expand_as(rows)), (replace, options)
 
 
+@on_ranks(1, 2)
+def step_hooks_run_once_also_after_state_was_loaded() -> None:
+    for options in ({}, {"op": hvd.Adasum}, {"sharded_update": True}):
+        optimizer, calls = wrap(mlp(), **options), []
+        optimizer.register_step_pre_hook(lambda *_, calls=calls: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_, calls=calls: calls.append("after"))
+        for _ in range(2):
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.step()
+        assert calls == ["before", "after"] * 2, options
+
+
 # -- data ----------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         run = super().step if self._program_step is None else self._run_program_step
         return self._distributed_step(OwnStep(run, args, kwargs))
 
+    step.hooked = True  # type: ignore[attr-defined]  # step hooks run in that of its own class
+
     def _run_program_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self._program_step is not None
         self._runs_program_step = True
