@@ -84,6 +84,32 @@ def test_operations(start: Start) -> None:
     start(3, "torch", FAKE_CUDA_JITTER="3").run(operations, [2, 40_001])
 
 
+def state_of_an_optimizer() -> None:
+    rank = Rank()
+    tensors = Tensors(rank)
+    layer = torch.nn.Linear(3, 2)
+    parameters = list(parameters_on(tensors, layer))
+    optimizer = torch.optim.Adam(parameters)
+    if hvd.rank() == 0:
+        for p in parameters:
+            moments = {key: tensors.put(tensor(*p.shape)) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p] = {"step": torch.tensor(3.0), **moments}
+        optimizer.param_groups[0]["lr"] = tensors.put(torch.tensor(0.5))
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    tensors.settle()
+    for p in parameters:
+        state = optimizer.state[p]
+        assert tensors.device_of(state["step"]) is None
+        assert torch.equal(state["exp_avg"], tensor(*p.shape) - 10 * hvd.rank())
+        assert tensors.device_of(state["exp_avg"]) == tensors.device_of(p) == 0
+    assert tensors.device_of(optimizer.param_groups[0]["lr"]) == 0
+    rank.end()
+
+
+def test_state_of_an_optimizer_lies_beside_its_parameters(start: Start) -> None:
+    start(2, "torch").run(state_of_an_optimizer)
+
+
 def gathered_and_then_computed() -> None:
     """Adasum, and sparse tensors."""
     rank = Rank()

@@ -12,6 +12,7 @@ from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole._unreduced import note_broadcast
 from farandole.common._objects import agree, allgather_object, broadcast_object
+from farandole.torch import _devices
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training import unwrapped
@@ -155,34 +156,41 @@ def broadcast_optimizer_state(
     )
     number_of = {id(p): i for i, p in enumerate(parameters)}
     tensors: list[torch.Tensor] = []
+    beside: list[int] = []  # by tensor, the number of its parameter
     structure: Any = None
     if _world.rank() == root_rank:
-        structure = _take_out(
-            {
-                "state": {
-                    number_of[id(p)]: values
-                    for p, values in optimizer.state.items()
-                    if id(p) in number_of
-                },
-                "of no parameter": {
-                    key: values
-                    for key, values in optimizer.state.items()
-                    if not isinstance(key, torch.Tensor)
-                },
-                "options": [
-                    {key: value for key, value in group.items() if key != "params"}
-                    for group in optimizer.param_groups
-                ],
+        state = {}
+        for p, values in optimizer.state.items():
+            if id(p) in number_of:
+                number = number_of[id(p)]
+                state[number] = _take_out(values, tensors)
+                beside += [number] * (len(tensors) - len(beside))
+        rest = {
+            "of no parameter": {
+                key: values
+                for key, values in optimizer.state.items()
+                if not isinstance(key, torch.Tensor)
             },
-            tensors,
-        )
-    layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+            "options": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ],
+        }
+        structure = {"state": state, **_take_out(rest, tensors)}
+        beside += [0] * (len(tensors) - len(beside))
+    layouts = [
+        (tuple(t.shape), t.stride(), t.dtype, number if _devices.device_of(t) is not None else None)
+        for t, number in zip(tensors, beside, strict=True)
+    ]
     structure, layouts = broadcast_object((structure, layouts), root_rank, "optimizer state")
     if _world.rank() != root_rank:
-        tensors = [torch.empty_strided(*place, dtype=dtype) for *place, dtype in layouts]
+        tensors = [torch.empty_strided(*place, dtype=dtype) for *place, dtype, _ in layouts]
     _broadcast_all(((f"optimizer state {i}", t) for i, t in enumerate(tensors)), root_rank)
     if _world.rank() == root_rank:
         return
+    for i, (*_, number) in enumerate(layouts):
+        if number is not None:  # the root has it on a device
+            tensors[i] = _devices.copied_to(parameters[number], tensors[i])
     whole = _put_back(structure, tensors)
     optimizer.state.clear()
     for number, values in whole["state"].items():
