@@ -190,6 +190,75 @@ def settings_that_come_apart_are_named_before_another_step() -> None:
         step(model, optimizer)
 
 
+# Parameters in another order, without names of the program.
+
+
+def alike() -> nn.Sequential:
+    """Three layers of the same shapes, whose biases begin with the same values."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(3, 3) for _ in range(3)]
+    for each in layers:
+        nn.init.zeros_(each.bias)
+    return nn.Sequential(*layers)
+
+
+def train_alike(model: nn.Sequential, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for i in range(steps):
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+        model(torch.full((2, 3), hvd.rank() + 1.0)).square().mean().backward()
+        optimizer.step()
+
+
+@on_ranks(2, 3)
+def parameters_in_another_order_are_named_where_they_were_broadcast() -> None:
+    for kind, options in KINDS.items():
+        for broadcast_before in (True, False):
+            for swapped in ("bias", "weight"):  # of equal values, and of others
+                model = alike()
+                if broadcast_before:
+                    hvd.broadcast_parameters(model.state_dict(), 0)
+                named = dict(model.named_parameters())
+                names = list(named)
+                if hvd.rank() == 1:
+                    i, j = names.index(f"0.{swapped}"), names.index(f"2.{swapped}")
+                    names[i], names[j] = names[j], names[i]
+                plain = torch.optim.SGD([named[n] for n in names], lr=0.1)
+                optimizer = hvd.DistributedOptimizer(plain, **options)
+                if not broadcast_before:
+                    hvd.broadcast_parameters(model.state_dict(), 0)
+                if (kind, swapped) == ("sharded", "weight"):
+                    error = refused(lambda: train_alike(model, optimizer, 1))  # noqa: B023
+                    assert "start from different weights" in str(error)
+                    continue
+                error = refused(lambda: train_alike(model, optimizer, 1))  # noqa: B023
+                for rank, name in ((0, f"0.{swapped}"), (1, f"2.{swapped}")):
+                    assert f"rank {rank}: '{name}' is group 0, parameter " in str(error), kind
+                assert "the order of a set" in str(error)
+
+
+@on_ranks(2)
+def names_that_some_ranks_do_not_know_or_that_are_no_names_are_no_error() -> None:
+    for options in KINDS.values():
+        for broadcast in (
+            lambda model: hvd.broadcast_parameters(model.state_dict(), 0),
+            lambda model: hvd.broadcast_parameters(list(model.parameters()), 0),
+            lambda model: [hvd.broadcast_parameters([("p", p)], 0) for p in model.parameters()],
+        ):
+            model = alike()
+            broadcast(model)
+            hvd.broadcast_parameters(model[2].state_dict(), 0)  # under other names again
+            model[1].weight = model[0].weight
+            if hvd.rank() == 1:
+                model[0].weight.data = model[0].weight.data.clone()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), **options
+            )
+            if hvd.rank() == 1 and not options:
+                model[2].bias.data = model[2].bias.data.clone()
+            train_alike(model, optimizer)
+
+
 @on_ranks(2)
 def settings_that_update_nothing_may_differ() -> None:
     model = make()

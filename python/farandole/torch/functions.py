@@ -57,7 +57,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
     _broadcast_all(named, root_rank)
     note_broadcast("broadcast_parameters")
-    unwrapped.note_broadcast(tensor for _, tensor in named)
+    unwrapped.note_broadcast(named)
 
 
 def _pairs(params: Any) -> Iterable[tuple[str, Any]]:

@@ -6,7 +6,7 @@ shards.py, sharded.py               a part of the parameters updated on every ra
 adasum.py                           moves instead of gradients
 hooked.py, passes.py                what autograd tells of a backward pass
 parameters.py, wrapped.py           what is looked at before
-silence.py, weights.py              what nobody would notice otherwise
+silence.py, weights.py, names.py    what nobody would notice otherwise
 parts.py                            gradients of a batch that a rank computes in several parts
 weighing.py                         whether losses have the weight of a part of a batch
 join.py                             a rank without further batches

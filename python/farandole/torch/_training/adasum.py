@@ -18,6 +18,7 @@ from farandole.torch._tensors import check_tensor
 from farandole.torch._training import worlds
 from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.hooked import Hooked, take_over
+from farandole.torch._training.names import Names
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.silence import Silence
@@ -36,6 +37,7 @@ class AdasumOptimizer(WrappedOptimizer):
     _compression: type[Compressor]
     _silence: Silence
     _weights: TensorWeights
+    _called: Names
     _finite: OwnGradients
     _alone: worlds.Alone | None = None  # in an elastic job
 
@@ -51,6 +53,7 @@ class AdasumOptimizer(WrappedOptimizer):
         self._take_unfrozen()
         if own.closure is None:
             self._silence.refuse()
+        self._called.compare_once("names of Adasum")
         self._weights.compare()
         if own.closure is None and self._finite.looks:
             self._finite.judge(self._finite.found())
@@ -130,6 +133,7 @@ class AdasumOptimizer(WrappedOptimizer):
         parameters = [p for _, p in self._named]
         self._silence = Silence([n for n, _ in reversed(self._named)], parameters)
         self._weights = TensorWeights("Adasum", self._all)
+        self._called = Names(self._named)
         self._finite = OwnGradients(self._named[::-1])
 
 

@@ -22,7 +22,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from farandole import _world
-from farandole._core import Error, InvalidArgument
+from farandole._core import Error, InvalidArgument, Mismatch
 from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction
@@ -251,7 +251,7 @@ class GradientExchange(Hooked):
             return
         try:
             self.launch_rest()
-            self.reducer.wait()
+            self._wait()
             self._plan.settings.compare(self.reducer)
             self._late.places = self._gradients.show()
         except BaseException:
@@ -262,6 +262,13 @@ class GradientExchange(Hooked):
         self._standing, self._due = True, False
         self._is_sum_of_all = not self.is_mean
         self.note_alike()
+
+    def _wait(self) -> None:
+        try:
+            self.reducer.wait()
+        except Mismatch:  # on every rank; weights differ where other ones are in their places
+            self._plan.settings.compare_names(self.reducer)
+            raise
 
     def _fail_pass(self) -> None:
         """Tells the other ranks, without waiting for them; the next pass will work again."""

@@ -20,6 +20,7 @@ from farandole.torch._training.finite import FiniteGradients
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.late_gradients import LateGradients
 from farandole.torch._training.layouts import lay_out_alike
+from farandole.torch._training.names import Names
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.parameters import gets_gradients
 from farandole.torch._training.settings import Settings
@@ -89,7 +90,7 @@ class Plan:
         )
         self.late = LateGradients(f"late gradients {reducer.key:x}", named, reduction)
         label = f"settings {reducer.key:x}"
-        self.settings = Settings(label, how.optimizer, reduction.process_set)
+        self.settings = Settings(label, how.optimizer, reduction.process_set, Names(named[::-1]))
         self._kinds = [_kind(p) for p in parameters]
         self._places = [p.data_ptr() for p in parameters]
         known = set(map(id, parameters))

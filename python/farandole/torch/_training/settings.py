@@ -1,4 +1,5 @@
-"""The numbers of an optimizer's param groups, such as learning rates, compared between ranks.
+"""The numbers of an optimizer's param groups, such as learning rates, compared between ranks, and
+the names that its parameters are known by.
 
 A scheduler that goes by each rank's own loss gives ranks other rates, and their weights part. Each
 step carries a digest of these numbers beside the gradients, so that the next backward says so.
@@ -18,6 +19,7 @@ from farandole import _core, _world
 from farandole.common._objects import allgather_object, compare
 from farandole.common._process_set import ProcessSet
 from farandole.common._weights import period
+from farandole.torch._training.names import Names
 
 _OF_THE_KERNEL = {"foreach", "fused", "capturable", "differentiable"}  # may differ between hosts
 
@@ -37,6 +39,7 @@ class Settings:
         label: equal on all ranks, and no other optimizer's.
         optimizer: gives it, if it is known and still there.
         process_set: the ranks that reduce.
+        names: of its parameters.
     """
 
     def __init__(
@@ -44,10 +47,12 @@ class Settings:
         label: str,
         optimizer: Callable[[], torch.optim.Optimizer | None],
         process_set: ProcessSet,
+        names: Names,
     ) -> None:
         self._label, self._optimizer, self._process_set = label, optimizer, process_set
         self._compares = period() is not None
-        self._shown = array("d")
+        self._shown: array[float] | None = None
+        self._names: Names | None = names  # while they may differ
 
     def show(self, reducer: _core.Reducer) -> None:
         """Gives a step this rank's, before it is launched."""
@@ -56,8 +61,9 @@ class Settings:
             return
         present = array("d", (number for _, _, number in _numbers_of(optimizer)))
         if present != self._shown:
+            names = 0 if self._names is None else self._names.digest()
             digest = hashlib.blake2b(present, digest_size=8).digest()
-            reducer.show_settings(int.from_bytes(digest, "little"))
+            reducer.show_settings(int.from_bytes(digest, "little") ^ names)
             self._shown = present
 
     def compare(self, reducer: _core.Reducer) -> None:
@@ -71,6 +77,13 @@ class Settings:
         mine = (_world.rank(), rows)
         by_rank = dict(allgather_object(mine, self._label, self._process_set))
         compare("the optimizer's settings", by_rank, _ADVICE)
+        self.compare_names(reducer)
+        self._names = self._shown = None  # some ranks know none, as their parameters have moved
+
+    def compare_names(self, reducer: _core.Reducer) -> None:
+        """The same of the parameters' names alone."""
+        if reducer.settings_differ and self._names is not None:
+            self._names.compare(f"names in {self._label}", self._process_set)
 
 
 def _numbers_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, float]]:

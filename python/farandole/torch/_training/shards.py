@@ -32,6 +32,7 @@ from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import as_it_is_taken
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
+from farandole.torch._training.names import Names
 from farandole.torch._training.passes import graph_task, untraced
 from farandole.torch._training.watched import has_changed, unheard, watch
 from farandole.torch._training.weighing import not_weighed
@@ -71,6 +72,7 @@ class Shards(Hooked):
         limits: Limits,
     ) -> None:
         super().__init__(named, weights)
+        self._called = Names(named[::-1])
         self.passes_per_step = passes_per_step
         self._sparse_as_dense = reduction.sparse_as_dense
         self._refuse_shared_memory()
@@ -254,6 +256,7 @@ class Shards(Hooked):
             self.parameters[i].detach().copy_(self._values.view(i))
         if self._finite.looks and not self._finite.numerics.is_error:
             self._finite.judge(mine)  # now, when it is known that all ranks have taken the step
+        self._called.compare_once("names in a sharded update")  # likewise
 
     def _require_finite(
         self, present: bytes, groups: list[_core.HyperParameters], mine: Found | None

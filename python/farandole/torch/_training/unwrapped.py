@@ -14,16 +14,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.multiprocessing import reductions
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from farandole import _core, _unreduced, _world
 from farandole._limits import setting
+from farandole.torch._training import names
 from farandole.torch._training.hooked import hearing
 from farandole.torch._training.passes import untraced
 from farandole.torch._training.wrapped import WrappedOptimizer
 
-_WeakMemory: Any = reductions.StorageWeakRef
 _PATIENCE = 1000  # steps; ranks that average weights by hand do so more often, or at the end
 _NARROW = 4  # a gradient may travel in as many times fewer bytes than it has
 
@@ -61,22 +60,15 @@ class _State:
     has_warned = False  # once in a world is enough
 
 
-# Memory that was broadcast in this world, by the address of a tensor there.
-_given: dict[int, Any] = {}
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
 _first: list[_Steps] = []  # at most one: of an optimizer that may be gone, and has stepped twice
 
 
-def note_broadcast(tensors: Iterable[torch.Tensor]) -> None:
+def note_broadcast(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """These have the same values on all ranks now."""
     if _world.size() > 1:
-        _given.update((t.data_ptr(), _WeakMemory(t.untyped_storage())) for t in tensors)
+        names.note_broadcast(named)
         _watch_steps()
-
-
-def _is_given(p: torch.Tensor) -> bool:
-    memory = _given.get(p.data_ptr())
-    return memory is not None and not memory.expired()
 
 
 @functools.cache
@@ -86,12 +78,12 @@ def _watch_steps() -> None:
 
 @untraced
 def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not _given or isinstance(optimizer, WrappedOptimizer) or _trains_otherwise():
+    if not names.were_broadcast() or isinstance(optimizer, WrappedOptimizer) or _trains_otherwise():
         return
     steps = _steps.get(optimizer)
     if steps is None:
         every = [p for group in optimizer.param_groups for p in group["params"]]
-        ours = [p for p in every if p.grad is not None and _is_given(p)]
+        ours = [p for p in every if p.grad is not None and names.name_of(p) is not None]
         steps = _steps[optimizer] = _Steps(ours)
     steps.count += 1
     if steps.count == 2 and not _first and steps.is_alone():
@@ -121,7 +113,7 @@ def _leave() -> None:
         for steps in (*_first, *_steps.values()):
             if steps.count > 1:
                 _warn_if_alone(steps)
-    for each in (_given, _steps, _first):
+    for each in (_steps, _first):
         each.clear()
     _state.has_warned = False
 
