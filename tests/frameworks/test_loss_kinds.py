@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,6 +116,23 @@ class Huber(keras.losses.Loss):  # type: ignore[misc, name-defined]
         return keras.losses.huber(y, out)
 
 
+def counted(mark: float, y: Any, out: Any) -> tuple[Any, Any]:
+    """The loss of each sample, and whether its target is not marked as left out."""
+    counts = ~(tf.math.is_nan(y) if mark != mark else tf.equal(y, mark))
+    each = tf.where(counts, tf.square(y - out), 0.0)
+    return tf.reduce_sum(each, -1), tf.reduce_sum(tf.cast(counts, "float32"), -1)
+
+
+def by_all_that_count(mark: float, y: Any, out: Any) -> Any:
+    each, counts = counted(mark, y, out)
+    return each / tf.reduce_mean(counts)
+
+
+def by_its_own_that_count(mark: float, y: Any, out: Any) -> Any:
+    return tf.math.divide_no_nan(*counted(mark, y, out))
+
+
+MARKS = (-1.0, -100.0, 0.0, math.nan)  # of targets that do not count
 APART: dict[str, Any] = {
     "a function": squared,
     "a class": Huber(),
@@ -122,6 +141,8 @@ APART: dict[str, Any] = {
     "focal": lambda y, out: tf.reduce_sum(-y * tf.math.log(out) * (1.0 - out) ** 2.0, -1),
     "weights of a sample": lambda y, out: squared(y, out) * (1.0 + y[:, 0]),
     "in a function": lambda y, out: tf.function(squared)(y, out),
+    "an index": lambda y, out: tf.gather([0.5, 2.0, 3.0], tf.cast(y[:, 0], tf.int32)) * out[:, 0],
+    **{f"leaving out {mark}": partial(by_its_own_that_count, mark) for mark in MARKS},
     "branching": lambda y, out: tf.where(tf.abs(y - out) < 0.5, y - out, tf.square(out))[:, 0],
 }
 TOGETHER: dict[str, Any] = {
@@ -134,6 +155,7 @@ TOGETHER: dict[str, Any] = {
     "of one class": lambda y, out: (
         squared(y, out) * tf.reduce_sum(tf.cast(y == y[:, :1], "float32"))
     ),
+    **{f"counting {mark}": partial(by_all_that_count, mark) for mark in MARKS},
     "a spread": lambda y, out: squared(y, out) + tf.math.reduce_variance(out),
     "the next one": lambda y, out: squared(tf.roll(y, 1, 0), out),
     "not to be tried": lambda y, out: squared(y, tf.ensure_shape(out, (7, 2))),
@@ -156,7 +178,8 @@ def losses_that_keep_samples_apart_are_found() -> None:
             found[name] = keeps_samples_apart(loss, y, out)
 
         step.get_concrete_function(spec, spec)
-    assert found == {name: name in APART for name in APART | TOGETHER}
+    assert {name for name, apart in found.items() if apart} == set(APART)
+    assert found.keys() == (APART | TOGETHER).keys()
 
 
 @on_ranks(1)

@@ -5,9 +5,10 @@ that compares samples with each other (pairs, a softmax over the batch), and one
 out is not: it gets the whole batch (losses.py).
 
 Keras' own losses are known. Another one is tried on a few made-up samples, once: a batch must give
-what its halves give, and as many values as samples whatever their values are. What cannot be tried
-counts as a loss of the whole batch, which is right for every loss, and slower for most; but not one
-that has a state, or reaches a model, in which it finds values of the rank's own samples.
+what its halves give, and as many values as samples whatever their values are, also with a target
+that programs leave out, as -1. What cannot be tried counts as a loss of the whole batch, which is
+right for every loss, and slower for most; but not one that has a state, or reaches a model, in
+which it finds values of the rank's own samples.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ _FEW = 2  # samples in each half
 _OPEN = 3  # the length of a dimension that is not known
 MIXING = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
 _CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
+# Targets by which programs mark what does not count. On a device an index that is none, as a loss
+# may take them for, ends the process: there only those that are one.
+_LEFT_OUT = (-1, 0, -100, np.nan)
+_LEFT_OUT_THERE = _LEFT_OUT[:2]
 
 _Array = np.ndarray[Any, Any]
 
@@ -87,14 +92,16 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return name not in MIXING
     try:
         targets, outputs = (
-            keras.tree.map_structure(lambda tensor: _made_up(tensor, loss.dtype), each)
-            for each in (y_true, y_pred)
+            keras.tree.map_structure(lambda tensor, i=i: _made_up(tensor, loss.dtype, i), each)
+            for i, each in enumerate((y_true, y_pred))
         )
         alike = keras.tree.map_structure(_of_two_values, targets)
-        attempt = _TRY[keras.backend.backend()]
-        return all(_is_apart(attempt, loss.call, (each, outputs)) for each in (targets, alike))
+        attempt = _TRY[keras.backend.backend()](loss.call)
+        if not all(_is_apart(attempt, (each, outputs)) for each in (targets, alike)):
+            return False
     except Exception:  # made-up values may be none that the function takes
         return False
+    return not any(_mixes(attempt, targets, outputs, mark) for mark in _marks())
 
 
 def mixes_samples(loss: Any) -> bool:
@@ -145,11 +152,12 @@ def _name_in_keras(loss: Any) -> str | None:
     return function.__name__ if all(m.startswith("keras.") for m in modules) else None
 
 
-def _made_up(tensor: Any, dtype: Any) -> _Array:
-    """Samples between 0 and 1, which are classes as well as probabilities."""
+def _made_up(tensor: Any, dtype: Any, seed: int) -> _Array:
+    """Samples between 0 and 1, which are classes as well as probabilities; outputs by another seed
+    than targets, as many a loss of what is equal is 0."""
     shape = [_OPEN if length is None else length for length in tuple(tensor.shape)[1:]]
     given = keras.backend.standardize_dtype(tensor.dtype)
-    random = np.random.default_rng(len(shape))
+    random = np.random.default_rng([len(shape), seed])
     values: _Array = random.uniform(0.05, 0.95, (2 * _FEW, *shape))
     if not keras.backend.is_float_dtype(given):
         values = values.round()
@@ -165,16 +173,46 @@ def _of_two_values(targets: _Array) -> _Array:
     )
 
 
-def _is_apart(attempt: Callable[..., Any], call: Callable[..., Any], given: Any) -> bool:
+def _is_apart(attempt: Callable[..., Any], given: Any) -> bool:
+    whole, halves = _whole_and_halves(attempt, given)
+    return bool(np.isfinite(whole).all()) and _are_close(whole, halves)
+
+
+def _mixes(attempt: Callable[..., Any], targets: Any, outputs: Any, mark: float) -> bool:
+    """Whether a target that is marked as left out changes the values of other samples."""
+    with suppress(Exception):  # it may be none that the function takes
+        marked = keras.tree.map_structure(lambda array: _marked(array, mark), targets)
+        return not _are_close(*_whole_and_halves(attempt, (marked, outputs)))
+    return False
+
+
+def _marks() -> tuple[float, ...]:
+    if keras.backend.backend() != "torch":
+        return _LEFT_OUT
+    device = keras.ops.convert_to_tensor(0.0).device.type
+    return _LEFT_OUT if device == "cpu" else _LEFT_OUT_THERE
+
+
+def _marked(targets: _Array, mark: float) -> _Array:
+    """The first one is, so that the halves have different numbers of them."""
+    changed = targets.copy()
+    changed[0] = mark
+    return changed
+
+
+def _whole_and_halves(attempt: Callable[..., Any], given: Any) -> tuple[_Array, _Array]:
     def of(rows: slice) -> _Array:
-        values = attempt(call, keras.tree.map_structure(lambda array: array[rows], given))
+        values = attempt(keras.tree.map_structure(lambda array: array[rows], given))
         return np.asarray(values, np.float64)
 
-    whole = of(slice(None))
-    halves = np.concatenate([of(slice(_FEW)), of(slice(_FEW, None))])
-    if whole.shape != halves.shape or not np.isfinite(whole).all():
+    return of(slice(None)), np.concatenate([of(slice(_FEW)), of(slice(_FEW, None))])
+
+
+def _are_close(whole: _Array, halves: _Array) -> bool:
+    if whole.shape != halves.shape:
         return False
-    return np.allclose(whole, halves, rtol=_CLOSE, atol=_CLOSE * float(np.abs(whole).max()))
+    largest = np.abs(whole[np.isfinite(whole)]).max(initial=0.0)
+    return np.allclose(whole, halves, rtol=_CLOSE, atol=_CLOSE * float(largest), equal_nan=True)
 
 
 class _Uneven(Exception):
@@ -186,36 +224,47 @@ def _require_rows(shape: Any, given: Any) -> None:
         raise _Uneven
 
 
-def _by_tensorflow(call: Callable[..., Any], given: Any) -> Any:
+def _by_tensorflow(call: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
-    with tf.init_scope():
-        program = tf.function(call).get_concrete_function(
-            *tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), given)
-        )
-        _require_rows(program.structured_outputs.shape, given)
-        return program(*tf.nest.map_structure(tf.constant, given))
+    program = tf.function(call)
+
+    def attempt(given: Any) -> Any:
+        with tf.init_scope():
+            concrete = program.get_concrete_function(
+                *tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), given)
+            )
+            _require_rows(concrete.structured_outputs.shape, given)
+            return concrete(*tf.nest.map_structure(tf.constant, given))
+
+    return attempt
 
 
-def _by_torch(call: Callable[..., Any], given: Any) -> Any:
+def _by_torch(call: Callable[..., Any]) -> Callable[..., Any]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def tensors() -> Any:
-        return keras.tree.map_structure(keras.ops.convert_to_tensor, given)
+    def attempt(given: Any) -> Any:
+        def tensors() -> Any:
+            return keras.tree.map_structure(keras.ops.convert_to_tensor, given)
 
-    with torch.no_grad():
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            _require_rows(call(*tensors()).shape, given)
-        return call(*tensors()).cpu()
+        with torch.no_grad():
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                _require_rows(call(*tensors()).shape, given)
+            return call(*tensors()).cpu()
+
+    return attempt
 
 
-def _by_jax(call: Callable[..., Any], given: Any) -> Any:
+def _by_jax(call: Callable[..., Any]) -> Callable[..., Any]:
     import jax
 
-    with jax.ensure_compile_time_eval():
-        _require_rows(jax.eval_shape(call, *given).shape, given)
-        return call(*keras.tree.map_structure(keras.ops.convert_to_tensor, given))
+    def attempt(given: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            _require_rows(jax.eval_shape(call, *given).shape, given)
+            return call(*keras.tree.map_structure(keras.ops.convert_to_tensor, given))
+
+    return attempt
 
 
 _TRY = {"tensorflow": _by_tensorflow, "torch": _by_torch, "jax": _by_jax}
