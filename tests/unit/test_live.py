@@ -44,13 +44,15 @@ _FIELDS = {
     "job": ("256s", b"j"), "host": ("256s", b"a"), "state": ("Q", 1), "operations": ("Q", 7),
     "bytes": ("Q", 56), "steps": ("Q", 3), "stepped": ("q", 0), "for_ranks": ("q", 1_500_000_000),
     "for_data": ("q", 0), "wait.version": ("Q", 2),
-    "wait.since": ("q", time.monotonic_ns() - 20 * 10**9),
+    "wait.since": ("q", 0),
     "wait.ranks": ("16h", [0] + [-1] * 15), "wait.title": ("192s", b"all_reduce #4"),
     "verdict.version": ("Q", 0), "verdict.text": ("512s", b""), "of_another_version": ("d", 0.5),
 }  # fmt: skip
 
 
 def page(**changed: Any) -> bytes:
+    """Of a rank that has waited for 20 seconds."""
+    changed = {"wait.since": time.monotonic_ns() - 20 * 10**9} | changed
     table, body = "farandole status\n", b""
     for name, (form, value) in _FIELDS.items():
         value = changed.get(name, value)
@@ -192,6 +194,16 @@ def test_a_wait_that_goes_on_counts() -> None:
     waiting = later(0, waits_since=NOW + 2, waits_for=[1], waits_in="barrier #1")
     first, second = rates([status(0), status(1)], [waiting, later(1)])
     assert first.for_ranks == second.late == 0.8
+
+
+def test_jobs_are_apart() -> None:
+    before = [status(0), status(1), status(0, job="k"), status(1, job="k")]
+    after = [
+        later(0, waited_for_ranks=6.0), later(1),
+        later(0, job="k"), later(1, job="k", waited_for_ranks=2.0),
+    ]  # fmt: skip
+    assert [rate.for_ranks for rate in rates(before, after)] == [0.6, 0, 0, 0.2]
+    assert [rate.late for rate in rates(before, after)] == [0, 0.6, 0.2, 0]
 
 
 def test_a_rank_of_another_world_has_no_rate() -> None:

@@ -27,13 +27,14 @@ class Rate(NamedTuple):
 
 
 def rates(before: Sequence[Status], after: Sequence[Status]) -> list[Rate]:
-    """The ranks that both looks saw, in one world; by rank."""
+    """The ranks that both looks saw, each in the same world, perhaps of several jobs."""
     old = {_who(status): status for status in before}
     pairs = [(old[_who(status)], status) for status in after if _who(status) in old]
-    waits = {now.rank: _share(then, now, "all_waits_for_ranks") for then, now in pairs}
+    waits = {_who(now): _share(then, now, "all_waits_for_ranks") for then, now in pairs}
     found = []
     for then, now in pairs:
-        others = [share for rank, share in waits.items() if rank != now.rank]
+        mine = waits[_who(now)]
+        others = [waits[_who(s)] for _, s in pairs if s.job == now.job and s is not now]
         found.append(
             Rate(
                 now,
@@ -41,9 +42,9 @@ def rates(before: Sequence[Status], after: Sequence[Status]) -> list[Rate]:
                 steps=_per_second(then, now, "steps"),
                 operations=_per_second(then, now, "operations"),
                 bytes=_per_second(then, now, "bytes"),
-                for_ranks=waits[now.rank],
+                for_ranks=mine,
                 for_data=_share(then, now, "waited_for_data"),
-                late=max(0.0, min(others, default=0.0) - waits[now.rank]),
+                late=max(0.0, min(others, default=0.0) - mine),
                 processors=_per_second(then, now, "processor"),
             )
         )
