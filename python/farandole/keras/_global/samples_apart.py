@@ -27,10 +27,8 @@ _FEW = 2  # samples in each half
 _OPEN = 3  # the length of a dimension that is not known
 MIXING = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
 _CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
-# Targets by which programs mark what does not count. On a device an index that is none, as a loss
-# may take them for, ends the process: there only those that are one.
+# Targets by which programs mark what does not count.
 _LEFT_OUT = (-1, 0, -100, np.nan)
-_LEFT_OUT_THERE = _LEFT_OUT[:2]
 
 _Array = np.ndarray[Any, Any]
 
@@ -101,7 +99,7 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
             return False
     except Exception:  # made-up values may be none that the function takes
         return False
-    return not any(_mixes(attempt, targets, outputs, mark) for mark in _marks())
+    return not any(_mixes(attempt, targets, outputs, mark) for mark in _LEFT_OUT)
 
 
 def mixes_samples(loss: Any) -> bool:
@@ -180,17 +178,11 @@ def _is_apart(attempt: Callable[..., Any], given: Any) -> bool:
 
 def _mixes(attempt: Callable[..., Any], targets: Any, outputs: Any, mark: float) -> bool:
     """Whether a target that is marked as left out changes the values of other samples."""
-    with suppress(Exception):  # it may be none that the function takes
+    # It may be none that the function takes. On a device, a wrong index would end the process.
+    with suppress(Exception), keras.device("cpu"):
         marked = keras.tree.map_structure(lambda array: _marked(array, mark), targets)
         return not _are_close(*_whole_and_halves(attempt, (marked, outputs)))
     return False
-
-
-def _marks() -> tuple[float, ...]:
-    if keras.backend.backend() != "torch":
-        return _LEFT_OUT
-    device = keras.ops.convert_to_tensor(0.0).device.type
-    return _LEFT_OUT if device == "cpu" else _LEFT_OUT_THERE
 
 
 def _marked(targets: _Array, mark: float) -> _Array:

@@ -87,9 +87,13 @@ class Names:
             self.compare(f"{label}, whole", global_process_set)
 
     def compare(self, label: str, process_set: ProcessSet) -> None:
-        """Collective. Raises Mismatch on every rank, naming the first parameter that has different
-        names; where a rank knows none, it may be any."""
+        """Collective. Raises Mismatch on every rank where parameters have changed places, with the
+        first of them; where a rank knows no name, it may be any."""
         by_rank = dict(allgather_object((_world.rank(), self._names()), label, process_set))
+        if not _is_permuted(
+            list(by_rank.values())
+        ):  # the same memory was broadcast under two names
+            return
         known = [next(filter(None, names), "") for names in zip(*by_rank.values(), strict=True)]
         rows = {rank: self._described(names, known) for rank, names in by_rank.items()}
         compare("the order of the optimizer's parameters", rows, _ADVICE)
@@ -98,3 +102,15 @@ class Names:
         """The rows to compare. `known`: by others, for parameters without a name."""
         each = zip(names, known, self._named, strict=True)
         return [f"'{name or other}' is {place}" for name, other, (place, _) in each]
+
+
+def _is_permuted(names: Sequence[Sequence[str | None]]) -> bool:
+    """Whether what one rank has in one place, another one has in another place."""
+    if len(set(map(len, names))) > 1:  # which others tell of
+        return False
+    first = names[0]
+    return any(
+        a is not None and b is not None and a != b and (a in other or b in first)
+        for other in names[1:]
+        for a, b in zip(first, other, strict=True)
+    )

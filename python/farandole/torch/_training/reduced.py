@@ -20,6 +20,12 @@ from farandole.torch._training.parts import PartGradients
 from farandole.torch._training.readers import watch_readers
 from farandole.torch._training.wrapped import OwnStep, WrappedOptimizer, become, refuse_unmanaged
 
+_UPDATED_BY_HAND = InvalidArgument(
+    "a step() that the program put on the optimizer has updated parameters itself, with gradients "
+    "that were accumulated and not reduced\n  advice: call synchronize() first, or update by the "
+    "step of the optimizer's class"
+)
+
 
 class ReducedOptimizer(WrappedOptimizer):
     """The class that DistributedOptimizer puts before the optimizer's own."""
@@ -51,12 +57,37 @@ class ReducedOptimizer(WrappedOptimizer):
         if own.closure is None:
             if not exchange.silence.over:
                 exchange.refuse_silence()
+            if own.is_programs:  # it may go on to the update in some of its calls alone
+                return self._step_of_program(own, exchange)
             self._reduce_rest()
         else:  # other ranks may have gradients where this closure made none
             own = own.ending_closure(self._reduce_rest)
         result = own()
         exchange.note_step()
         return result
+
+    def _step_of_program(self, own: OwnStep, exchange: GradientExchange) -> Any:
+        """Reduces what is left when the program's step comes to that of the optimizer's class."""
+        steps = []
+
+        def before_update(*_: Any) -> None:
+            self._reduce_rest()
+            steps.append(True)
+
+        before = self._versions() if exchange.is_due() else None
+        hook = self.register_step_pre_hook(before_update)
+        try:
+            result = own()
+        finally:
+            hook.remove()
+        if steps:
+            exchange.note_step()
+        elif before not in (None, self._versions()):
+            exchange.refuse(_UPDATED_BY_HAND)
+        return result
+
+    def _versions(self) -> list[int]:
+        return [p._version for group in self.param_groups for p in group["params"]]
 
     def _hooked(self) -> Hooked | None:
         return self._exchange or self._alone

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, cast
@@ -35,15 +37,26 @@ def too_many_passes(passes_per_step: int) -> InvalidArgument:
     )
 
 
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
 class OwnStep:
     """A call of the step of the optimizer's class, or of what a program put in its place."""
 
     def __init__(
-        self, run: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        is_programs: bool,
     ) -> None:
         self._run, self._args, self._kwargs = run, args, kwargs
+        self.is_programs = is_programs
         first = args[0] if args else kwargs.get("closure")
-        self.closure: Callable[..., Any] | None = first if callable(first) else None
+        # A program's step may take a model, say, which can be called, too.
+        is_closure = isinstance(first, _FUNCTIONS) if is_programs else callable(first)
+        self.closure: Callable[..., Any] | None = first if is_closure else None
 
     def __call__(self) -> Any:
         return self._run(*self._args, **self._kwargs)
@@ -59,8 +72,10 @@ class OwnStep:
             return loss
 
         if self._args:
-            return OwnStep(self._run, (ended, *self._args[1:]), self._kwargs)
-        return OwnStep(self._run, (), self._kwargs | {"closure": ended})
+            args, kwargs = (ended, *self._args[1:]), self._kwargs
+        else:
+            args, kwargs = (), self._kwargs | {"closure": ended}
+        return OwnStep(self._run, args, kwargs, is_programs=self.is_programs)
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -78,8 +93,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """The optimizer's own step with its arguments, inside of what this kind does."""
         if self._runs_program_step:  # it goes on to the step of the object's class
             return super().step(*args, **kwargs)
-        run = super().step if self._program_step is None else self._run_program_step
-        return self._distributed_step(OwnStep(run, args, kwargs))
+        is_programs = self._program_step is not None
+        run = self._run_program_step if is_programs else super().step
+        return self._distributed_step(OwnStep(run, args, kwargs, is_programs=is_programs))
 
     step.hooked = True  # type: ignore[attr-defined]  # step hooks run in that of its own class
 
@@ -204,4 +220,13 @@ class _InPlaceOf:
         return self.__func__(self._optimizer(), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_replaced", "_optimizer"):  # of a copy in the making
+            raise AttributeError(name)
         return getattr(self._replaced, name)
+
+    def __copy__(self) -> _InPlaceOf:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _InPlaceOf:
+        """As functions are copied."""
+        return self
