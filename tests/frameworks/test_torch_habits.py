@@ -220,11 +220,50 @@ def a_step_that_a_program_put_on_the_optimizer_runs_inside_of_ours() -> None:
             for step in range(3):  # where there are two passes to a step, each window is cut
                 optimizer.zero_grad()
                 model(mine(batch(step))).square().mean().backward()
+                if replace is update_by_hand and "backward_passes_per_step" in options:
+                    refused = pytest.raises(fd.InvalidArgument, match="not reduced")
+                    with refused if hvd.size() > 1 else contextlib.nullcontext():
+                        optimizer.step(0.9)
+                    break
                 optimizer.step(*([0.9] if replace is update_by_hand else []))
-            assert len(calls) == 3, (replace, options)
-            for p in model.parameters():
-                rows = hvd.allgather(p.detach()[None])
-                assert torch.equal(rows, p.detach().expand_as(rows)), (replace, options)
+            else:
+                assert len(calls) == 3, (replace, options)
+                for p in model.parameters():
+                    rows = hvd.allgather(p.detach()[None])
+                    assert torch.equal(rows, p.detach().expand_as(rows)), (replace, options)
+
+
+@on_ranks(2)
+def a_step_that_a_program_put_on_the_optimizer_updates_when_it_wants() -> None:
+    """It takes the model, and goes on to the optimizer's in each second call."""
+    model = mlp()
+    plain: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    update, calls = plain.step, []
+
+    def step(given: torch.nn.Module) -> None:
+        assert given is model
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            update()
+            plain.zero_grad()
+
+    plain.step = step
+    optimizer: Any = hvd.DistributedOptimizer(
+        plain, model.named_parameters(), backward_passes_per_step=2, op=hvd.Sum
+    )
+    serial = mlp()
+    alone = torch.optim.SGD(serial.parameters(), lr=0.1)
+    for number in range(4):
+        model(mine(batch(number))).square().sum().backward()
+        optimizer.step(model)
+        serial(batch(number)).square().sum().backward()
+        if number % 2:
+            alone.step()
+            alone.zero_grad()
+    for p, q in zip(model.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    held = copy.deepcopy({"step": optimizer.step})
+    assert copy.copy(held["step"]) is held["step"]
 
 
 @on_ranks(1, 2)

@@ -74,7 +74,7 @@ class ReducedOptimizer(WrappedOptimizer):
             self._reduce_rest()
             steps.append(True)
 
-        before = self._versions() if exchange.is_due() else None
+        before = self._values() if exchange.is_due() else None
         hook = self.register_step_pre_hook(before_update)
         try:
             result = own()
@@ -82,12 +82,13 @@ class ReducedOptimizer(WrappedOptimizer):
             hook.remove()
         if steps:
             exchange.note_step()
-        elif before not in (None, self._versions()):
+        elif before not in (None, self._values()):
             exchange.refuse(_UPDATED_BY_HAND)
         return result
 
-    def _versions(self) -> list[int]:
-        return [p._version for group in self.param_groups for p in group["params"]]
+    def _values(self) -> list[tuple[int, int]]:
+        """What changes when a parameter gets another value."""
+        return [(p.data_ptr(), p._version) for group in self.param_groups for p in group["params"]]
 
     def _hooked(self) -> Hooked | None:
         return self._exchange or self._alone
