@@ -279,6 +279,43 @@ def tagger(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
 
 
+class Labelled(Dataset[Any]):
+    """Sentences of 5 words, of which `ignored(n)` are no targets in sentence n."""
+
+    def __init__(self, ignored: Callable[[int], int]) -> None:
+        self._ignored = ignored
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, n: int) -> Any:
+        labels = torch.arange(5) % 3
+        labels[: self._ignored(n)] = -100
+        return torch.full((5, 3), float(n)), labels
+
+
+@on_ranks(2)
+def a_cross_entropy_that_leaves_targets_out_is_told() -> None:
+    def told(ignored: Callable[[int], int], **options: Any) -> bool:
+        batches = hvd.GlobalBatch(DataLoader(Labelled(ignored), batch_size=4))
+        model = nn.Linear(3, 3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for x, labels in batches:
+                loss = functional.cross_entropy(model(x).flatten(0, 1), labels.flatten(), **options)
+                batches.scale_loss(loss / 2)
+        assert len(caught) <= 1
+        return any("not that of one process" in str(each.message) for each in caught)
+
+    assert told(lambda n: n % 3)
+    assert told(lambda n: n % 3, weight=torch.tensor([1.0, 2.0, 3.0]))
+    # These are exact: samples count alike, or nothing was divided.
+    assert not told(lambda _: 0)
+    assert not told(lambda _: 2)
+    assert not told(lambda _: 2, weight=torch.tensor([1.0, 2.0, 3.0]))
+    assert not told(lambda n: n % 3, reduction="sum")
+
+
 @on_ranks(2, 3, 4)
 def tokens_that_are_not_padding_count() -> None:
     def masked(model: nn.Module, batch: Any) -> torch.Tensor:

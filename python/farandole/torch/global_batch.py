@@ -23,7 +23,7 @@ from farandole.torch._global.beginning import (
     share_between_ranks,
 )
 from farandole.torch._global.logical import LogicalRanks, block_for
-from farandole.torch._global.losses import check_loss, part_of_mean
+from farandole.torch._global.losses import Divisors, check_loss, part_of_mean
 from farandole.torch._global.normalization import (
     refuse_micro_batches,
     statistics_of,
@@ -100,6 +100,7 @@ class GlobalBatch(worlds.Follower):
     ) -> None:
         self.loader = loader
         self._model, self._optimizer, self._count = model, optimizer, count
+        self._divisors = Divisors()
         self._at_once, self._seed, self._same_batches = micro_batch_size, seed, same_batches
         self._logical_ranks = logical_ranks
         self._passes: Passes
@@ -264,6 +265,8 @@ class GlobalBatch(worlds.Follower):
         if reduction == "sum":
             return weighed(loss, float(size if micro.samples else 0))
         if self._count is None:
+            if micro.samples and self.total > micro.samples:
+                self._divisors.look(loss, micro.samples)
             return weighed(loss, micro.samples * size / self.total)
         if self._everywhere is None:
             self._everywhere = number_over_ranks(self._counted_here())

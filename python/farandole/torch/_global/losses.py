@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,47 @@ def check_loss(loss: Any, reduction: Any) -> None:
         raise InvalidArgument(
             f"scale_loss(): reduction is {shown(reduction)}; it is 'mean' or 'sum', as the loss is"
         )
+
+
+class Divisors:
+    """Looks whether losses are means over samples, until one is not."""
+
+    def __init__(self) -> None:
+        self._looks = _LOOKS
+
+    def look(self, loss: torch.Tensor, samples: int) -> None:
+        """Warns of a cross entropy that PyTorch has divided by the targets of this rank that count,
+        or by their weights, if samples differ in these: so do ranks, and the mean of their losses
+        is not that of the batch."""
+        node = _cross_entropy(loss.grad_fn) if self._looks else None
+        if node is None or node._saved_target.numel() % samples:
+            return
+        self._looks -= not loss.is_cpu  # the program waits for the device
+        targets = node._saved_target.reshape(samples, -1)
+        counts = targets != node._saved_ignore_index
+        if node._saved_weight is not None:
+            counts = node._saved_weight[targets.where(counts, 0)] * counts
+        each = counts.sum(dim=1)
+        if not bool((each == each[0]).all()):
+            self._looks = 0
+            warnings.warn(
+                f"scale_loss(): the loss was divided by {float(each.sum()):g}, what counts of this "
+                f"rank's {targets.numel()} targets, as cross_entropy does with ignore_index or "
+                "weight; the result is not that of one process\n  advice: GlobalBatch(…, "
+                "count=lambda batch: what the loss is divided by)",
+                stacklevel=5,
+            )
+
+
+_LOOKS = 3  # on a device
+
+
+def _cross_entropy(node: Any) -> Any:
+    """The mean that a loss is a multiple of; None if it is none."""
+    while node is not None and node.name() in ("MulBackward0", "DivBackward0"):
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    is_one = node is not None and node.name() in ("NllLossBackward0", "NllLoss2DBackward0")
+    return node if is_one and node._saved_reduction == 1 else None
 
 
 def part_of_mean(
