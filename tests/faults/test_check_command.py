@@ -43,6 +43,6 @@ def test_a_job_does_not_run_where_a_host_cannot_be_checked() -> None:
 
 def test_a_preflight_and_a_check_need_hosts() -> None:
     done = launch(2, ["true"], "--preflight", code=2)
-    assert "--preflight checks the links between hosts: name them with -H" in done.stderr
+    assert "--preflight checks the links between hosts: name two or more" in done.stderr
     assert "name the hosts" in check().stderr
     assert "takes two hosts or more" in check("-H", "a", "--launcher=local").stderr

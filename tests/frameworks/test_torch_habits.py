@@ -266,6 +266,50 @@ def a_step_that_a_program_put_on_the_optimizer_updates_when_it_wants() -> None:
     assert copy.copy(held["step"]) is held["step"]
 
 
+class Closure:
+    """A closure that is an object, and leaves a cut window of two passes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.calls = model, 0
+
+    def __call__(self) -> torch.Tensor:
+        self.calls += 1
+        loss = self.model(mine(batch(self.calls))).square().mean()
+        loss.backward()
+        return loss
+
+
+@on_ranks(2)
+def a_scheduler_that_came_first_changes_no_step() -> None:
+    found = []
+    for scheduled in (False, True):
+        model = mlp()
+        plain: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if scheduled:
+            lr_scheduler.ConstantLR(plain, 1.0)
+        optimizer: Any = hvd.DistributedOptimizer(
+            plain, model.named_parameters(), backward_passes_per_step=2
+        )
+        norms: list[float] = []
+        optimizer.register_step_pre_hook(
+            lambda *_, model=model, norms=norms: norms.append(
+                float(nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
+            )
+        )
+        closure = Closure(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.step(closure)
+        optimizer.zero_grad()
+        model(mine(batch(9))).square().mean().backward()
+        optimizer.step()
+        found.append([*norms, *(p.detach().sum().item() for p in model.parameters())])
+        for p in model.parameters():
+            rows = hvd.allgather(p.detach()[None])
+            assert torch.equal(rows, p.detach().expand_as(rows)), scheduled
+    assert found[0] == found[1]
+
+
 @on_ranks(1, 2)
 def step_hooks_run_once_also_after_state_was_loaded() -> None:
     for options in ({}, {"op": hvd.Adasum}, {"sharded_update": True}):

@@ -53,7 +53,9 @@ def test_equal_hosts_and_links_are_in_line() -> None:
         (found(latency=2e-3),
          "b and c: a latency of 2000 us, where half of the links have 30"),
         (found(resent=0.02), "b and c: 2.00% of the segments were sent again, so some are lost"),
-        (found(host("b", wrong=3)), "b: 3 sums differ from those of IEEE 754: do not use it"),
+        (found(host("b", wrong=3)),
+         "b: 3 elements of sums with another host are wrong by IEEE 754; do not use both before "
+         "you know which one computes so"),
         (found(host("b", memory=2e9)),
          "b: its memory copies 2.0 GB/s, where half of the hosts copy 10.0"),
         (found(host("c", clock=-5.0)), "c: its clock is -5.0 s from that of a"),

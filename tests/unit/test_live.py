@@ -73,8 +73,9 @@ def test_a_page_tells_where_its_fields_are() -> None:
 
 
 @pytest.fixture
-def shown() -> Iterator[Any]:
+def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Shows a page as a rank does, and gives back how to write it anew."""
+    monkeypatch.setattr(pages, "_FIRST_PAUSE", 0.0)
     file = os.memfd_create("farandole-status")
     yield lambda content: os.pwrite(file, content, 0)
     os.close(file)
@@ -257,6 +258,23 @@ def test_the_rank_that_all_others_wait_for_is_told_once_and_when_it_is_over() ->
 )
 def test_nobody_is_told_where_no_rank_holds_all_others_up(waits: tuple[float, ...]) -> None:
     assert told([waits] * 8) == []
+
+
+def test_a_rank_that_was_slow_and_left_is_forgotten() -> None:
+    judge = SlowRanks(0.25)
+    lines: list[str] = []
+    for look in range(20):
+        size = 3 if look < 8 else 2  # an elastic job's next world
+        lines += judge.look(
+            [
+                status(
+                    r, size=size, steps=look, seen=NOW + look * LOOK_EVERY, joined=NOW + size,
+                    waited_for_ranks=0.0 if r == 2 else look * LOOK_EVERY / 2,
+                )
+                for r in range(size)
+            ]
+        )  # fmt: skip
+    assert len(lines) == 1
 
 
 def test_nothing_is_told_of_a_job_that_hangs_or_if_nobody_asks() -> None:

@@ -46,7 +46,10 @@ def _of_hosts(hosts: list[Host]) -> Iterator[str]:
     usual = median(host.memory for host in hosts)
     for host in hosts:
         if host.wrong:
-            yield f"{host.name}: {host.wrong} sums differ from those of IEEE 754: do not use it"
+            yield (
+                f"{host.name}: {host.wrong} elements of sums with another host are wrong by "
+                "IEEE 754; do not use both before you know which one computes so"
+            )
         if host.memory < SLOWER * usual:
             yield (
                 f"{host.name}: its memory copies {host.memory / 1e9:.1f} GB/s, where half of the "

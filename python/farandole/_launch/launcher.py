@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import count
+from signal import Signals
 
 from farandole._launch import dialing
 from farandole._launch.agents import secret
@@ -20,7 +21,7 @@ from farandole._launch.signals import STOPPING, SignalPipe
 from farandole._launch.supervisor import Supervisor
 from farandole._launch.watchdog import guarded
 
-# Exit codes after which another try would end alike, or is not wanted: it was stopped by a signal.
+# Exit codes after which another try would end alike, or that a stopping signal leaves.
 _FINAL = {0, 2, 126, 127, *(128 + number for number in STOPPING)}
 
 
@@ -28,8 +29,9 @@ def launch(job: Job) -> int:
     """Runs the job, after a failure again; returns its exit code. Raises LaunchError if it cannot
     be started."""
     for restart in count():
-        code = _launch_once(_as_restart(job, restart))
-        if code in _FINAL or restart == job.restarts:
+        got = set[Signals]()
+        code = _launch_once(_as_restart(job, restart), got)
+        if code in _FINAL or got & STOPPING.keys() or restart == job.restarts:
             return code
         print(
             f"farandole: the job ended with exit code {code}; restart {restart + 1} of "
@@ -48,7 +50,8 @@ def _as_restart(job: Job, restart: int) -> Job:
     return job._replace(environment=environment, copies=copies)
 
 
-def _launch_once(job: Job) -> int:
+def _launch_once(job: Job, got: set[Signals]) -> int:
+    """`got`: takes the signals that came meanwhile."""
     terms = job.elastic
     is_here = not job.hosts and (terms is None or not terms.discovery)
     if is_here:
@@ -71,7 +74,7 @@ def _launch_once(job: Job) -> int:
         return code
 
     try:
-        return guarded(supervise, "farandole run")
+        return guarded(supervise, "farandole run", got=got)
     finally:
         if not is_here:  # agents on this machine may have been killed with the launcher
             secret.remove_all(marker)

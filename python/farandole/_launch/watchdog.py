@@ -42,11 +42,14 @@ class WatchdogLost(BaseException):
     """Ends a loop from wherever it is; the launcher then kills all that descends from it."""
 
 
-def guarded(body: Body, name: str, what: str = "launcher") -> int:
+def guarded(
+    body: Body, name: str, what: str = "launcher", got: set[signal.Signals] | None = None
+) -> int:
     """Calls `body(lifeline, signals)` in a child that leads a session; returns its exit code.
 
     `lifeline` becomes readable when the watchdog is gone; `signals` has those that are passed on.
-    A LaunchError is printed behind `name`; `what` the child is, for the user.
+    A LaunchError is printed behind `name`; `what` the child is, for the user; `got`: takes the
+    signals that were passed on.
     """
     _open_standard_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would lose exit codes
@@ -63,7 +66,7 @@ def guarded(body: Body, name: str, what: str = "launcher") -> int:
         if launcher == 0:
             _be_launcher(body, name, lifeline, passed_on, mask)
         os.close(lifeline[0])
-        return _watch_over(launcher, what, passed_on, strangers)
+        return _watch_over(launcher, what, passed_on, strangers, set() if got is None else got)
     finally:
         with suppress(OSError):
             os.close(lifeline[1])
@@ -102,12 +105,16 @@ def _be_launcher(
 
 
 def _watch_over(
-    launcher: int, what: str, signals: list[signal.Signals], strangers: list[Process]
+    launcher: int,
+    what: str,
+    signals: list[signal.Signals],
+    strangers: list[Process],
+    got: set[signal.Signals],
 ) -> int:
     """Passes signals to the launcher until it ends, and cleans up behind it."""
     blocked = BlockedSignals([*signals, signal.SIGCHLD])
     try:
-        status = _pass_on(launcher, blocked)
+        status = _pass_on(launcher, blocked, got)
     finally:
         os.close(blocked.fd)
     code = os.waitstatus_to_exitcode(status)
@@ -121,7 +128,7 @@ def _watch_over(
     return 128 - code
 
 
-def _pass_on(launcher: int, blocked: BlockedSignals) -> int:
+def _pass_on(launcher: int, blocked: BlockedSignals, got: set[signal.Signals]) -> int:
     """Passes on signals until the launcher has ended; returns its status."""
     while True:
         # Where a program with threads has called the launcher, one of them may take its SIGCHLD.
@@ -129,6 +136,7 @@ def _pass_on(launcher: int, blocked: BlockedSignals) -> int:
         for number in blocked.take():
             if number == signal.SIGCHLD:
                 continue
+            got.add(signal.Signals(number))
             os.kill(launcher, number)  # not reaped yet, so it is still ours
         pid, status = os.waitpid(launcher, os.WNOHANG)
         if pid == launcher:

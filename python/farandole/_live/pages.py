@@ -27,7 +27,8 @@ _PAGE_BYTES, _ELSEWHERE_BYTES = 1 << 16, 1 << 24  # that are read at most
 _TRIES = 8  # a record is being written: its version is odd, or another one in a second copy
 _LEAVING, _LEFT = 2, 3  # RankState in csrc/transport/segment.h
 _TICKS = os.sysconf("SC_CLK_TCK")
-_LONGEST = 512  # characters of a text
+_LONGEST_TEXT = 512  # characters
+_FIRST_PAUSE, _LONGEST = 1.0, 30.0  # seconds between two looks for pages that are missing
 _MOST_RANKS = 64  # that one is shown to wait for
 _WRONG = (ValueError, KeyError, TypeError, struct.error)  # of a file that is none of ours
 
@@ -126,11 +127,8 @@ def of_this_process(page: bytes) -> Status:
 def of_process(pid: int) -> list[Status]:
     """One process shows itself in its present world, or a launcher the ranks of other hosts."""
     found = [status for path in _files_of(pid, _ELSEWHERE) for status in _elsewhere(path)]
-    own = _open_page(pid)
-    if own is not None:
-        os.close(own[0])
-        found.append(own[1])
-    return found
+    own = _newest_page(pid)
+    return found if own is None else [*found, own[1]]
 
 
 def of_user() -> list[Status]:
@@ -146,34 +144,36 @@ def of_user() -> list[Status]:
 
 
 class Pages:
-    """The pages of some processes, kept open."""
+    """The pages of some processes, found once."""
 
     def __init__(self, processes: Callable[[], Iterable[int]], job: str) -> None:
-        """`processes` is asked while pages of this job are missing."""
+        """`processes` is asked while pages of this job are missing, less and less often."""
         self._processes = processes
         self._job = job
-        self._files: dict[int, int] = {}  # by process
+        self._paths: dict[int, str] = {}  # by process
+        self._pause, self._next = _FIRST_PAUSE, 0.0
 
     def read(self, expected: int) -> list[Status]:
         """The ranks that run, of which there are `expected`."""
-        found = self._read_open()
-        if len(found) < expected:
-            for pid in self._processes():
-                opened = None if pid in self._files else _open_page(pid, self._job)
-                if opened is not None:
-                    self._files[pid] = opened[0]
-                    found.append(opened[1])
-        return sorted(found, key=lambda status: status.rank)
-
-    def _read_open(self) -> list[Status]:
-        found = []
-        for pid, file in list(self._files.items()):
-            status = _whole(file, pid)
-            if status is None:
-                os.close(self._files.pop(pid))
+        found = {}
+        for pid, path in list(self._paths.items()):
+            status = _page_at(path, pid)
+            if status is None or status.job != self._job:
+                del self._paths[pid]
             else:
-                found.append(status)
-        return found
+                found[pid] = status
+        if len(found) < expected and time.monotonic() >= self._next:
+            before = len(found)
+            self._look_for_more(found)
+            self._pause = _FIRST_PAUSE if len(found) > before else min(2 * self._pause, _LONGEST)
+            self._next = time.monotonic() + self._pause
+        return sorted(found.values(), key=lambda status: status.rank)
+
+    def _look_for_more(self, found: dict[int, Status]) -> None:
+        for pid in self._processes():
+            page = None if pid in found else _newest_page(pid)
+            if page is not None and page[1].job == self._job:
+                self._paths[pid], found[pid] = page
 
 
 class Elsewhere:
@@ -220,7 +220,7 @@ def _fits(value: Any, kind: Any) -> bool:
             and all(_fits(item, int) for item in value)
         )
     if kind is str:
-        return isinstance(value, str) and len(value) <= _LONGEST
+        return isinstance(value, str) and len(value) <= _LONGEST_TEXT
     whole = type(value) is int and 0 <= value < 1 << 64
     return whole or (kind is float and type(value) is float and 0 <= value < 1e18)
 
@@ -237,23 +237,25 @@ def _files_of(pid: int, name: str) -> list[str]:
     return found
 
 
-def _open_page(pid: int, job: str | None = None) -> tuple[int, Status] | None:
-    """The page of the world that a process joined last, and its file, which is the caller's. None
-    if its worlds are over, or of another job; and for pages that it has from another process."""
-    found: list[tuple[int, Status]] = []
-    for path in _files_of(pid, _PAGE):
-        with suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _newest_page(pid: int) -> tuple[str, Status] | None:
+    """The page of the world that a process joined last, and where it is; None if it is in none."""
+    pages = ((path, _page_at(path, pid)) for path in _files_of(pid, _PAGE))
+    known = [(path, status) for path, status in pages if status is not None]
+    return max(known, key=lambda one: one[1].joined, default=None)
+
+
+def _page_at(path: str, pid: int) -> Status | None:
+    """None if no page of a world that this process is in is there; it may have one from another
+    process."""
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
             status = _whole(file, pid)
-            if status is None or status.pid not in _numbers_of(pid):
-                os.close(file)
-            else:
-                found.append((file, status))
-    found.sort(key=lambda one: one[1].joined)
-    last = found.pop() if found and job in (None, found[-1][1].job) else None
-    for file, _ in found:
-        os.close(file)
-    return last
+        finally:
+            os.close(file)
+        if status is not None and status.pid in _numbers_of(pid):
+            return status
+    return None
 
 
 def _elsewhere(path: str) -> Iterator[Status]:

@@ -27,12 +27,18 @@ class SlowRanks:
         self._looks: deque[list[Status]] = deque(maxlen=_LOOKS)
         self._slow: int | None = None  # the rank that was told, and has not kept up since
         self._told: dict[int, float] = {}  # by rank: when
+        self._world: set[tuple[int, float]] = set()
 
     def look(self, ranks: list[Status]) -> Iterator[str]:
         """Lines for the user. `ranks`: all that are seen of the job."""
         if not self._share or {status.rank for status in ranks} != set(range(len(ranks))):
             self._looks.clear()
             return
+        world = {(status.rank, status.joined) for status in ranks}
+        if world != self._world:  # an elastic job's next one
+            self._looks.clear()
+            self._told.clear()
+            self._slow, self._world = None, world
         self._looks.append(ranks)
         seen = rates(self._looks[0], self._looks[-1])
         whole = len(seen) == len(ranks) > 1 and len(ranks) == ranks[0].size

@@ -9,8 +9,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from farandole import _json, _launch
@@ -30,30 +31,40 @@ A pair takes about a second; pairs of different hosts are measured side by side.
 
 _OPTIONS = (
     ("--hostfile", "FILE", "lines of 'HOST slots=N'", {"type": Path}),
+    ("-p --ssh-port", "PORT", "the port of ssh on other hosts", {"type": int}),
+    ("-i --ssh-identity-file", "FILE", "the key that ssh uses", {"type": Path}),
     ("--json", "", "the measurements and complaints as JSON"),
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _hosts.add_places(parser)
+    _hosts.add_hosts(parser)
     add_options(parser, *_OPTIONS)
+    _hosts.add_arguments(parser)
 
 
 def handle(arguments: argparse.Namespace) -> int:
     slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
     if slots is None:
         raise CommandError("name the hosts: farandole check -H a,b")
-    reach = _launch.Reach(launcher=arguments.launcher or "ssh")
-    return check([share.host for share in slots], reach, as_json=arguments.json)
-
-
-def check(hosts: Sequence[str], reach: _launch.Reach, *, as_json: bool = False) -> int:
-    """Prints what was found of the hosts; returns the exit code."""
-    from farandole._check.judge import complaints
-
+    hosts = [share.host for share in slots]
     if len(hosts) < 2:
         raise CommandError("a check takes two hosts or more")
-    found = _measured(hosts, reach)
+    return check(hosts, arguments, as_json=arguments.json)
+
+
+def check(
+    hosts: Sequence[str],
+    arguments: argparse.Namespace,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    *,
+    as_json: bool = False,
+) -> int:
+    """Prints what was found of the hosts; returns the exit code. `arguments`: how they are reached,
+    and what ranks get there; `settings`: further variables of theirs."""
+    from farandole._check.judge import complaints
+
+    found = _measured(hosts, arguments, settings)
     wrong = list(complaints(found))
     if as_json:
         print(json.dumps(found.rows() | {"complaints": wrong}))
@@ -63,24 +74,31 @@ def check(hosts: Sequence[str], reach: _launch.Reach, *, as_json: bool = False) 
     return 1 if wrong else 0
 
 
-def _measured(hosts: Sequence[str], reach: _launch.Reach) -> Found:
+# The Python of other hosts, or of this one, whichever is there.
+_START = (
+    'if [ -x "$0" ]; then exec "$0" -m farandole._check; else exec "$1" -m farandole._check; fi'
+)
+
+
+def _measured(
+    hosts: Sequence[str], arguments: argparse.Namespace, settings: Mapping[str, str]
+) -> Found:
     """By a job of one rank on each host, whose first rank prints the result."""
     from farandole._check.measure import Found, Host, Link
+    from farandole._launch.processes import die_with_parent
 
-    options = ["-H", ",".join(f"{host}:1" for host in hosts), "--launcher", reach.launcher,
-               "--remote-python", reach.python]  # fmt: skip
-    if reach.ssh_port is not None:
-        options += ["-p", str(reach.ssh_port)]
-    if reach.ssh_identity is not None:
-        options += ["-i", str(reach.ssh_identity)]
-    run = [sys.executable, "-m", "farandole", "run", "--no-prefix", *options]
+    here = os.getpid()
+    run = [sys.executable, "-m", "farandole", "run", "--no-prefix"]
+    run += ["-H", ",".join(f"{host}:1" for host in hosts), *_words(arguments, settings), "--"]
+    there = arguments.remote_python or sys.executable
     done = subprocess.run(
-        [*run, "--", reach.python, "-m", "farandole._check"],
+        [*run, "sh", "-c", _START, there, sys.executable],
         env=os.environ | {"FARANDOLE_TUNING": "off", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
+        preexec_fn=lambda: die_with_parent(here),
     )
     if done.returncode != 0:
         raise CommandError("the hosts could not be checked", done.returncode)
@@ -89,6 +107,21 @@ def _measured(hosts: Sequence[str], reach: _launch.Reach) -> Found:
         Host(**row)._replace(name=host) for row, host in zip(rows["hosts"], hosts, strict=True)
     ]
     return Found(named, [Link(**row) for row in rows["links"]])
+
+
+def _words(arguments: argparse.Namespace, settings: Mapping[str, str]) -> list[str]:
+    """The options of `farandole run` by which it reaches the hosts alike."""
+    valued = {
+        "--launcher": arguments.launcher,
+        "-p": arguments.ssh_port,
+        "-i": arguments.ssh_identity_file,
+        "--remote-python": arguments.remote_python,
+        "--start-timeout": settings.get("FARANDOLE_START_TIMEOUT"),
+    }
+    words = [word for name, value in valued.items() if value for word in (name, str(value))]
+    words += [name for name in ("--insecure", "--seal") if getattr(arguments, name[2:])]
+    exports = [*arguments.exports, *(f"{name}={value}" for name, value in settings.items())]
+    return words + [word for export in exports for word in ("-x", export)]
 
 
 def _show(found: Found) -> None:

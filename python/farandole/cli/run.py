@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farandole import _launch
@@ -171,12 +171,10 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         elastic=terms,
         **given(arguments, "grace", "patience", "slow", "metrics", "restarts"),
     )
+    if arguments.preflight and (code := _checked(hosts, arguments, settings)):
+        return code
     if is_remote:
-        if arguments.preflight and (code := _checked(job)):
-            return code
         return _launch.launch(job)
-    if arguments.preflight:
-        raise CommandError("--preflight checks the links between hosts: name them with -H")
     _launch.check_command(command)  # before anything that takes time
     if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
         from farandole._tune.first_use import measure_if_unknown
@@ -185,11 +183,14 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     return _launch.launch(job)
 
 
-def _checked(job: _launch.Job) -> int:
+def _checked(
+    hosts: Sequence[Share], arguments: argparse.Namespace, settings: Mapping[str, str]
+) -> int:
     from farandole.cli.check import check
 
-    assert job.reach is not None
-    return check([share.host for share in job.hosts], job.reach)
+    if len(hosts) < 2:
+        raise CommandError("--preflight checks the links between hosts: name two or more with -H")
+    return check([share.host for share in hosts], arguments, settings)
 
 
 def _copies(arguments: argparse.Namespace) -> Copies | None:

@@ -82,6 +82,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """Comes before the optimizer's own class in the MRO, and after the class of its kind."""
 
     _program_step: Callable[..., Any] | None = None  # a step that a program put in its class' place
+    _is_of_scheduler = False  # which calls the step of the class, and does no more
     _runs_program_step = False
     _parameter_names: dict[torch.Tensor, str]  # as Horovod calls it; programs read it
     weighed_only = False  # it is one of a GlobalBatch
@@ -93,8 +94,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """The optimizer's own step with its arguments, inside of what this kind does."""
         if self._runs_program_step:  # it goes on to the step of the object's class
             return super().step(*args, **kwargs)
-        is_programs = self._program_step is not None
-        run = self._run_program_step if is_programs else super().step
+        own = self._program_step is None
+        run = super().step if own else self._run_program_step
+        is_programs = not own and not self._is_of_scheduler
         return self._distributed_step(OwnStep(run, args, kwargs, is_programs=is_programs))
 
     step.hooked = True  # type: ignore[attr-defined]  # step hooks run in that of its own class
@@ -192,13 +194,15 @@ def become(
     optimizer: torch.optim.Optimizer, kind: type[_W], named: Sequence[tuple[str, torch.Tensor]]
 ) -> _W:
     """The same object, as an instance of that kind and still of its own class."""
-    optimizer.__class__ = child_of(type(optimizer), kind)
+    plain = type(optimizer)
+    optimizer.__class__ = child_of(plain, kind)
     wrapped = cast(_W, optimizer)
     wrapped._parameter_names = {p: name for name, p in named}
     wrapped._known = frozenset(id(p) for group in wrapped.param_groups for p in group["params"])
     replaced = vars(optimizer).get("step")
     if replaced is not None:
         wrapped._program_step = replaced
+        wrapped._is_of_scheduler = getattr(replaced, "__wrapped__", None) is plain.step
         optimizer.step = _InPlaceOf(replaced, optimizer)  # type: ignore[method-assign]
     return wrapped
 
