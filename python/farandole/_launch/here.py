@@ -110,7 +110,10 @@ class Here(Place):
 
     def statuses(self) -> list[Status]:
         living = sum(rank.alive for rank in self.ranks)
-        return self._pages.read(living) if self._pages is not None and living else []
+        if self._pages is not None and living:
+            with suppress(OSError):  # no descriptor is left for a look at /proc
+                return self._pages.read(living)
+        return []
 
     def child_ended(self) -> None:
         died = [rank for rank in self.ranks if rank.alive and self._has_ended(rank)]
