@@ -141,6 +141,18 @@ sys.exit(0 if again == os.environ["GOOD"] else 3)
     assert (bad.returncode, bad.stdout.count("try")) == (3, 3)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are bound to")
+def test_ranks_are_bound_to_cores_of_their_own() -> None:
+    script = "say(json.dumps(sorted(os.sched_getaffinity(0))))"
+    done = run(2, script, "--bind", "core")
+    assert done.returncode == 0, done.stderr
+    first, second = (set(json.loads(line[4:])) for line in sorted(done.stdout.splitlines()))
+    assert first
+    assert second
+    assert not first & second
+    assert first | second == os.sched_getaffinity(0)
+
+
 def test_a_job_that_a_signal_stops_is_not_run_again() -> None:
     script = "say('ready'); forever()"
     with running(1, script, "--restarts", "2") as job:

@@ -436,6 +436,7 @@ def order() -> Order:
         environment={"OMP_NUM_THREADS": "1"},
         secret=secret.new_secret(),
         patience=0.5,
+        binding="none",
     )
 
 

@@ -10,7 +10,7 @@
     elastic/       jobs whose ranks may come and go
     agents/        ranks of other hosts, and what runs there
     watchdog.py    two processes that watch each other, so that nothing survives a kill -9
-    ranks.py       what a rank finds in its environment; starting one
+    ranks.py       what a rank finds in its environment; starting one; binding.py: its processors
     words.py       what ranks say of themselves, and who is to blame by it
     display.py     the output of ranks, on its way to the user, and files that get it, too
     output.py      whole lines of many streams on one screen
@@ -25,12 +25,14 @@ Only the standard library is used, and no thread: ranks are forked from here.
 from __future__ import annotations
 
 from farandole._launch.agents.carried import named
+from farandole._launch.binding import BINDINGS
 from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out
 from farandole._launch.job import LAUNCHERS, Copies, Elastic, Job, LaunchError, Reach, Share
 from farandole._launch.launcher import launch
 from farandole._launch.ranks import check_command
 
 __all__ = [
+    "BINDINGS",
     "LAUNCHERS",
     "Copies",
     "Elastic",

@@ -17,7 +17,7 @@ from farandole._launch.job import Job, LaunchError, Reach, Share
 
 
 def here(job: Job, ranks: int) -> Here:
-    return Here(job.command, [ranks], {**os.environ, **job.environment})
+    return Here(job.command, [ranks], {**os.environ, **job.environment}, binding=job.binding)
 
 
 def remote(order: Order, job: Job, delivery: Delivery | None) -> Remote:
@@ -55,6 +55,7 @@ def orders(job: Job, shares: Sequence[Share], secret: str, marker: str) -> Seque
             environment=environment,
             secret=secret,
             patience=job.patience,
+            binding=job.binding,
         )
         for number, share in enumerate(shares)
     ]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from farandole import _datagrams
+from farandole._launch.binding import shares
 from farandole._launch.leftovers import Leftovers, left_behind
 from farandole._launch.place import Place, Rank, Threads
 from farandole._launch.polling import READ
@@ -48,8 +49,10 @@ class Here(Place):
         index: int = 0,
         host: str = "",
         address: str = "127.0.0.1",
+        binding: str = "none",
     ) -> None:
-        """`added`: variables of this job alone; `address`: of this host, for the others."""
+        """`added`: variables of this job alone; `address`: of this host, for the others; `binding`:
+        one of BINDINGS."""
         super().__init__(counts, index, host)
         self.ready = self.dry = True
         self.address, self.port = address, free_port("" if host else address)
@@ -58,6 +61,7 @@ class Here(Place):
             self.threads = Threads(len(os.sched_getaffinity(0)), each)
         self._command = command
         self._counts = counts
+        self._cpus = shares(binding, self.count)  # of each local rank
         self._environment = {**shared_environment(self.count, inherited), **added}
         self._counted = False  # ranks of a number that is fixed have started
         self._oom_kills = oom_kills()
@@ -86,7 +90,9 @@ class Here(Place):
         self.started = True
 
     def add(self, number: int, own: Mapping[str, str]) -> None:
-        rank = start_rank(f"rank {number}", self._command, {**self._environment, **own})
+        cpus = self._cpus[number - self.first] if self._cpus else ()
+        environment = {**self._environment, **own}
+        rank = start_rank(f"rank {number}", self._command, environment, cpus=cpus)
         self._processes[number] = rank.process
         self._take_up(Rank(number, rank.process.pid, self.host), (rank.out, rank.err))
 

@@ -72,6 +72,7 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     reach: Reach | None = None  # how agents are started there
     start_timeout: float = 30.0  # until all of them are ready
     insecure: bool = False  # ranks of several hosts meet without a secret
+    binding: str = "none"  # of ranks to processors, one of BINDINGS
     restarts: int = 0  # at most so often, after a failure, from its beginning
     elastic: Elastic | None = None  # else the job ends with the first rank that fails
     slow: float = (

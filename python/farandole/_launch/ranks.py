@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -172,15 +172,23 @@ def start_rank(
     *,
     output: IO[Any] | None = None,
     pass_fds: Sequence[int] = (),
+    cpus: Collection[int] = (),
 ) -> Started:
     """Starts a rank, or a launcher of others, in a session of its own. The kernel kills it when
-    this process ends. `output`: a file for what it writes; else two pipes.
+    this process ends. `output`: a file for what it writes; else two pipes. `cpus`: where it may
+    run; empty: as this process.
 
     Raises:
         LaunchError: it could not be started; nothing of it is left.
     """
     parent = os.getpid()
     pipes: list[tuple[int, int]] = []
+
+    def begin() -> None:
+        die_with_parent(parent)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+
     try:
         while output is None and len(pipes) < 2:
             pipes.append(os.pipe())
@@ -192,7 +200,7 @@ def start_rank(
             stderr=output or pipes[1][1],
             pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),
+            preexec_fn=begin,
         )
     except OSError as error:
         for read, _ in pipes:

@@ -34,7 +34,13 @@ def _main(words: Sequence[str]) -> int:
     parser.set_defaults(options=tuple(parser._option_string_actions))
     parser.set_defaults(horovod=True, no_prefix=False, all_output=False, output_dir=None)
     parser.set_defaults(
-        grace=None, patience=None, slow=None, metrics=None, preflight=False, restarts=None
+        grace=None,
+        patience=None,
+        slow=None,
+        metrics=None,
+        preflight=False,
+        restarts=None,
+        binding=None,
     )
     found = parser.parse_args(words)
     if found.version or found.check_build:

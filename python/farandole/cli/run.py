@@ -83,6 +83,9 @@ _OPTIONS = (
      f"time for the other ranks to react to a failed one (default: {_JOB['grace']:g})", _SECONDS),
     ("--patience", "SECONDS",
      f"time between a signal and the next harsher one (default: {_JOB['patience']:g})", _SECONDS),
+    ("--bind", None,
+     "each rank runs on cores of its own, or on those of one NUMA node (default: none)",
+     {"choices": _launch.BINDINGS, "dest": "binding"}),
     ("--restarts", "N",
      "run the job again after a failure, at most N times; ranks find how often in "
      "FARANDOLE_RESTART_COUNT, and begin from their checkpoint (default: 0)",
@@ -148,6 +151,8 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     is_discovered = terms is not None and bool(terms.discovery)
     if terms is not None and arguments.restarts:
         raise CommandError("--restarts: an elastic job goes on by itself; leave it out")
+    if terms is not None and arguments.binding:
+        raise CommandError("--bind: ranks of an elastic job come and go; leave it out")
     most = ranks if terms is None else terms.most
     hosts = () if is_discovered else _hosts.shares(arguments, most, slots)
     is_remote = bool(hosts) or is_discovered
@@ -169,7 +174,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or _JOB["start_timeout"]),
         insecure=arguments.insecure,
         elastic=terms,
-        **given(arguments, "grace", "patience", "slow", "metrics", "restarts"),
+        **given(arguments, "grace", "patience", "slow", "metrics", "restarts", "binding"),
     )
     if arguments.preflight and (code := _checked(hosts, arguments, settings)):
         return code

@@ -74,6 +74,7 @@ def _carry_out(
             index=order.number,
             host=order.host,
             address=seen.host,
+            binding=order.binding,
         )
         return guarded(run, "farandole agent", "agent")
     finally:

@@ -21,6 +21,7 @@ class Order(NamedTuple):
     environment: dict[str, str]
     secret: str  # empty: ranks shall meet without one
     patience: float
+    binding: str  # one of BINDINGS
 
     @property
     def secret_name(self) -> str:
