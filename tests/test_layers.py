@@ -66,8 +66,8 @@ PYTHON_LAYERS = [
     "_bench common horovod learning_rate parameter_server",
     "data ray",
     "pipeline",
-    "_check _tune.first_use _tune.links _tune.ranks _tune.starting",  # these measure
-    "_tune.__main__ _tune.over_mpi",
+    "_tune.first_use _tune.links _tune.ranks _tune.starting",  # these measure
+    "_check _tune.__main__ _tune.over_mpi",
     "jax torch._devices torch._entries torch._finite torch.compression",
     "torch._tensors",
     "torch._c10d torch.adasum",

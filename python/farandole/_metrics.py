@@ -13,7 +13,7 @@ __all__ = ["metrics"]
 
 @explained
 def metrics() -> dict[str, float]:
-    """What this rank has done since ``init()``, as `farandole run --metrics` serves it.
+    """Counts what this rank has done since ``init()``, as `farandole run --metrics` serves it.
 
     Returns:
         By name: ``operations`` (collectives that have ended), ``input_bytes`` (of those that have

@@ -51,7 +51,7 @@ _FIELDS = {
 
 
 def page(**changed: Any) -> bytes:
-    """Of a rank that has waited for 20 seconds."""
+    """A rank has waited for 20 seconds."""
     changed = {"wait.since": time.monotonic_ns() - 20 * 10**9} | changed
     table, body = "farandole status\n", b""
     for name, (form, value) in _FIELDS.items():

@@ -18,7 +18,7 @@ _SHOW_EVERY = 1.0  # seconds, as agents tell
 
 
 class Live:
-    """What it does can fail, and then ends; the job goes on."""
+    """A look that fails is the last one; the job goes on."""
 
     def __init__(
         self, places: Sequence[Place], slow: float, listener: socket.socket | None

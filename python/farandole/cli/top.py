@@ -117,7 +117,7 @@ def _row(rate: Rate) -> Sequence[str]:
 
 
 def _now(status: Status) -> str:
-    """What it does."""
+    """Says what it does."""
     if status.verdict:
         return f"failed: {status.verdict}"
     if status.state != "running":

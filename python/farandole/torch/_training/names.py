@@ -22,7 +22,7 @@ from farandole.common._weights import period
 
 _WeakMemory: Any = reductions.StorageWeakRef
 
-# Of what was broadcast in this world, the memory and the name, by the address of a tensor there.
+# The memory and the name of each tensor that was broadcast in this world, by its address.
 _given: dict[int, tuple[Any, str]] = {}
 
 _ADVICE = (

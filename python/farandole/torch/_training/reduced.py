@@ -87,7 +87,7 @@ class ReducedOptimizer(WrappedOptimizer):
         return result
 
     def _values(self) -> list[tuple[int, int]]:
-        """What changes when a parameter gets another value."""
+        """These change when a parameter gets another value."""
         return [(p.data_ptr(), p._version) for group in self.param_groups for p in group["params"]]
 
     def _hooked(self) -> Hooked | None:
