@@ -112,9 +112,9 @@ StatusPage::StatusPage(const StatusOwner& owner) : file_(::memfd_create(kFile, M
     log(LogLevel::info, "this rank's counters cannot be seen from outside: " +
                             errno_error("a file in memory").verdict());
     file_.reset();
-    memory = checked(
-        ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
-        "mmap");
+    memory =
+        ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw_errno("mmap");
   }
   ::madvise(memory, sizeof(Layout), MADV_DONTDUMP);  // as all that is shown to others
   page_ = new (memory) Layout;

@@ -2,6 +2,7 @@
 #include "named/named.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <random>
 #include <thread>
@@ -109,12 +110,13 @@ void reduce_names(Named& named, int rank, int size, int thread, int steps) {
   }
 }
 
-/// Rank 0 of two orders "a" well, then "b" in a message that is malformed, for the rank that
-/// submits both.
-void order_wrongly(Group& world, const Deadline& until) {
+/// Rank 0 of two orders "a" well, then "b" in a message that is malformed, for the rank that has
+/// `submitted` both.
+void order_wrongly(Group& world, const std::atomic<bool>& submitted, const Deadline& until) {
   const Connect connect = world.engine()->options().channels(
       *world.engine(), world.membership(), stream_key(world.membership().key, kNegotiationNumber));
   MessageLink link(connect(1, 1));
+  while (!submitted.load() && !until.passed(now())) std::this_thread::yield();
   WireWriter order;
   put_message(order, OrderedHead{1, true});
   put_tagged<OrderedAgreed>(order, Reference{false, 0}, kNoId, std::vector<int64_t>{});
@@ -128,11 +130,13 @@ void order_wrongly(Group& world, const Deadline& until) {
 }  // namespace
 
 TEST(what_was_ordered_before_a_malformed_order_ends_with_it) {
+  std::atomic<bool> submitted{false};
   testing::run_groups(2, ProgressMode::thread, [&](const std::shared_ptr<Group>& group) {
-    if (group->rank() == 0) return order_wrongly(*group, patience());
+    if (group->rank() == 0) return order_wrongly(*group, submitted, patience());
     const auto named = Named::open(*group, {});
     std::vector<int32_t> a(10, 1), b(10, 1);
     NamedRequest* const requests[] = {submit(*named, "a", a), submit(*named, "b", b)};
+    submitted.store(true);
     for (NamedRequest* const request : requests)
       CHECK_EQUAL(end_of(*named, request).find("an order of names from rank 0 is malformed"), 0U);
   });
