@@ -384,9 +384,11 @@ class World:
         self.connections[rank].send(("word", word))
 
     def signal(self, rank: int, number: int) -> float:
-        """Sends a signal and returns the time at which it was sent."""
+        """Sends a signal and returns the time at which it was sent. A stopped rank stands still."""
         when = time.monotonic()
         os.kill(self.pids[rank], number)
+        if number == signal.SIGSTOP:
+            wait_until(lambda: stands_still(self.pids[rank]), f"rank {rank} to stop")
         return when
 
     # -- hearing from them
@@ -610,6 +612,15 @@ def wait_until(condition: Callable[[], object], what: str = "it") -> None:
 def process_state(pid: int) -> str:
     """The kernel's letter for the state: "T" stopped, "Z" dead, …"""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stands_still(pid: int) -> bool:
+    """Whether each thread is stopped: the others run on until the one that got the signal runs."""
+    tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    try:
+        return all(process_state(task) == "T" for task in tasks)
+    except FileNotFoundError:  # a thread has ended meanwhile
+        return False
 
 
 def descriptors(process: int | str = "self") -> set[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import launch, launcher, wait_until
+from harness import launch, launcher, process_state, wait_until
 
 LIMIT = 60  # seconds; an upper bound for anything here, never waited for when all is well
 MARK = "FARANDOLE_TEST_MARK"
@@ -116,10 +116,6 @@ def running(
                 for pid in marked(mark):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 # -- what ranks find ----------------------------------------------------------------------------
@@ -561,10 +557,10 @@ def test_ranks_stop_and_continue_with_the_launcher() -> None:
         pids = [int(line.split()[1]) for line in lines if "ready" not in line]
         job.process.send_signal(signal.SIGTSTP)
         for pid in (*pids, job.process.pid):
-            wait_until(lambda pid=pid: state(pid) == "T", f"{pid} to stop")
+            wait_until(lambda pid=pid: process_state(pid) == "T", f"{pid} to stop")
         job.process.send_signal(signal.SIGCONT)
         for pid in (*pids, job.process.pid):
-            wait_until(lambda pid=pid: state(pid) != "T", f"{pid} to go on")
+            wait_until(lambda pid=pid: process_state(pid) != "T", f"{pid} to go on")
         job.process.terminate()
         assert job.end()[0] == 143
 
@@ -579,7 +575,7 @@ def test_a_launcher_that_stood_still_goes_on(whom: str) -> None:
             for pid in pids:
                 os.kill(pid, number)
             time.sleep(1.0)  # longer than the watchdog waits for anything
-        assert state(rank) != "T"
+        assert process_state(rank) != "T"
         job.process.terminate()
         assert job.end()[0] == 143
 
@@ -679,7 +675,7 @@ def test_children_of_the_shell_that_became_the_launcher_are_left_alone() -> None
             assert process.stdout.readline() == "[0] ready\n"
             process.terminate()
             assert process.wait(LIMIT) == 143
-            assert state(stranger) == "S"
+            assert process_state(stranger) == "S"
         finally:
             os.kill(stranger, signal.SIGKILL)
 

@@ -140,7 +140,7 @@ def stands_still_while_the_other_gives_up() -> None:
         reset_all()
     with pytest.raises(fd.LinkError) as caught:
         reduces_for_ever()
-    assert "could not be made again" in caught.value.verdict
+    assert "could not be made again" in caught.value.verdict, caught.value.verdict
     harness.tell("told")
     harness.listen()  # the other one is told by itself, and not by the end of this one
 
