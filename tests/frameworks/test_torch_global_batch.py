@@ -725,6 +725,55 @@ def one_rank_without_the_weight_is_named_by_the_others() -> None:
     check_goes_on(model, optimizer, batches)
 
 
+def one_ahead(batches: Any) -> Iterator[Any]:
+    """As prefetchers do that copy the next batch to a device."""
+    reads = iter(batches)
+    batch = next(reads)
+    while batch is not None:
+        following = next(reads, None)
+        yield batch
+        batch = following
+
+
+@on_ranks(1, 3)
+def a_program_that_fetches_batches_ahead_is_told() -> None:
+    def trains(loader: Any, **options: Any) -> None:
+        model = net(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = hvd.GlobalBatch(loader, model, optimizer, **options)
+        for batch in one_ahead(batches):
+            loss = mean_loss(model, batch)
+            batches.scale_loss(loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        batches.scale_loss(loss)  # as programs log the last one
+
+    trains(plain(drop_last=True))  # each batch has the weight of any other
+    words = "fetches each batch before it computes on the one before"
+    for loader, options in [
+        (plain(), {}), (plain(drop_last=True), {"count": lambda batch: batch[2].sum()}),
+    ]:  # fmt: skip
+        if hvd.size() == 1:
+            trains(loader, **options)
+            continue
+        with raises(fd.InvalidArgument, words):
+            trains(loader, **options)
+
+
+@on_ranks(1, 3)
+def a_sum_over_the_pass_counts_every_rank_or_is_refused() -> None:
+    for loader in (plain(), plain(drop_last=True)):
+        batches = hvd.GlobalBatch(loader)
+        mine = 0.0
+        for _ in batches:
+            mine += batches.samples
+        if loader.drop_last or hvd.size() == 1:
+            assert batches.sum(mine) == (len(loader) * BATCH if loader.drop_last else N)
+        else:
+            with raises(fd.InvalidArgument, "whose last batch had 2 samples for 3 parts"):
+                batches.sum(mine)
+
+
 @on_ranks(1, 2)
 def what_is_wrong_is_named() -> None:
     model = net(1)

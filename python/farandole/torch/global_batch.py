@@ -15,6 +15,7 @@ from farandole.data._logical import Block, fold
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._torch import batches_of
 from farandole.torch._entries import entry
+from farandole.torch._global.ahead import ReadAhead
 from farandole.torch._global.beginning import (
     check_arguments,
     compare_everything,
@@ -116,6 +117,7 @@ class GlobalBatch(worlds.Follower):
         self._whole: Whole | None = None
         self._micro: Micro | None = None
         self._everywhere: float | None = None  # what the present batch counts, on all ranks
+        self._ahead = ReadAhead()
         self.sync_gradients = True
         share_between_ranks(model, optimizer, options, logical_ranks)
         self._logical = self._computes_in_parts()
@@ -170,8 +172,10 @@ class GlobalBatch(worlds.Follower):
         refuse_other_worlds(self._kept, self._epoch)
         self._loops += 1
         mine = self._loops
+        self._ahead.begin_pass()
         for whole in self._passes:
             self._whole, self._everywhere = whole, None
+            self._ahead.begin_batch(whole.total)
             with statistics_of(self._model, whole, self._size):
                 if self._logical is None:
                     yield from self._micro_batches(whole, mine)
@@ -179,6 +183,7 @@ class GlobalBatch(worlds.Follower):
                 with self._logical.batch():
                     yield from self._micro_batches(whole, mine)
                     self._logical.end()
+        self._ahead.end_pass()
 
     def _micro_batches(self, whole: Whole, loop: int) -> Iterator[Any]:
         for micro in whole.micros:
@@ -261,6 +266,17 @@ class GlobalBatch(worlds.Follower):
             InvalidArgument: an argument is wrong, there is no batch yet, or nothing in it counts.
         """
         check_loss(loss, reduction)
+        scaled = self._scaled(loss, reduction)
+        if self._size > 1 and scaled.requires_grad:
+            self._ahead.watch(scaled, self._weights_differ())
+        return scaled
+
+    def _weights_differ(self) -> bool:
+        """Whether batches of as many samples may have different weights."""
+        several = self._at_once is not None or self._logical is not None
+        return several or self._count is not None
+
+    def _scaled(self, loss: torch.Tensor, reduction: str) -> torch.Tensor:
         micro, size = self._present(), self._size if self._logical is None else 1
         if reduction == "sum":
             return weighed(loss, float(size if micro.samples else 0))
@@ -301,9 +317,21 @@ class GlobalBatch(worlds.Follower):
             As it came: a float of a number, a tensor (without gradients) of a tensor.
 
         Raises:
-            InvalidArgument: with ``logical_ranks``, it is no such list, or more parts come.
+            InvalidArgument: with ``logical_ranks``, it is no such list, or more parts come; the
+                pass is over, and its last batch had no samples for some rank.
         """
-        return sum_of_parts(*self._of_parts("sum()", value))
+        values, samples = self._of_parts("sum()", value)
+        self._refuse_sum_of_pass()
+        return sum_of_parts(values, samples)
+
+    def _refuse_sum_of_pass(self) -> None:
+        """A rank without samples in the last batch may have had some before."""
+        if self._ahead.is_over and self.total < self._block.parts:
+            raise InvalidArgument(
+                f"sum() when the pass is over, whose last batch had {self.total} samples for "
+                f"{self._block.parts} parts: what a rank without samples has does not count\n"
+                "  advice: Metrics, which adds up what counts; or sum() of each batch in the loop"
+            )
 
     def gather_for_metrics(self, outputs: _T) -> _T:
         """Tensors of the samples of this rank's part to those of the whole batch, on every rank, in

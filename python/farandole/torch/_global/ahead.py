@@ -1,0 +1,54 @@
+"""Notices a program that fetches the next batch before it computes on the present one.
+
+A loss gets the weight of the batch that was given out last. Such a program gives it that of the
+next one, and its last backward comes when the pass is over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from farandole._core import InvalidArgument
+from farandole.torch._entries import entry
+
+
+class ReadAhead:
+    """The batches of a pass and the backwards of their losses."""
+
+    def __init__(self) -> None:
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        self._totals: set[int] = set()  # samples of its batches
+        self._learns = False  # a backward has come since the last batch was given out
+        self.is_over = False
+
+    def begin_batch(self, total: int) -> None:
+        self._totals.add(total)
+        self._learns = False
+
+    def end_pass(self) -> None:
+        self.is_over = True
+
+    def watch(self, loss: torch.Tensor, weights_differ: bool) -> None:
+        """Looks at the backwards of a loss.
+
+        Args:
+            weights_differ: batches of as many samples may have different weights.
+        """
+
+        @entry()
+        def look(_: torch.Tensor) -> None:
+            if self.is_over and self._learns and (weights_differ or len(self._totals) > 1):
+                raise InvalidArgument(
+                    "backward() of another loss when the pass over the GlobalBatch is over: the "
+                    "program fetches each batch before it computes on the one before, so losses "
+                    "had the weights of other batches\n  advice: fetch a batch when the step "
+                    "before it is done; DataLoader(prefetch_factor=…) reads ahead by itself"
+                )
+            self._learns = True
+
+        hook: Any = loss.register_hook
+        hook(look)
