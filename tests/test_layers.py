@@ -52,7 +52,7 @@ PYBIND = re.compile(r"pybind11/")
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
     "_core _json",
-    "_datagrams _host_parts _interfaces _launchers _progress _tables _words typing",
+    "_datagrams _host_parts _interfaces _launchers _progress _tables _topology _words typing",
     "_live",
     "_listening _meeting _place _plan_size _secret",
     "_elastic _mpi _mpi_words",

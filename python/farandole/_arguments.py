@@ -255,7 +255,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def printable(text: object) -> str:
+def encodable(text: object) -> str:
     """The text with surrogates escaped: other libraries' messages may repeat them."""
     return str(text).encode(errors="backslashreplace").decode()
 

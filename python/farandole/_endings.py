@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from farandole import _core
-from farandole._arguments import printable
+from farandole._arguments import encodable
 from farandole._core import Deadlock, Error, Group, LinkError
 from farandole._datagrams import PARTS
 from farandole._watch import is_library
@@ -133,7 +133,7 @@ def _described(error: BaseException) -> tuple[str, str]:
     except Exception as broken:
         text = f"(its text raised {type(broken).__name__})"
     # Names of files may hold bytes that are no text.
-    return printable(f"{name}: {text}" if text else name), printable(place)
+    return encodable(f"{name}: {text}" if text else name), encodable(place)
 
 
 def _exit_code(error: SystemExit) -> int:

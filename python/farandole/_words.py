@@ -1,4 +1,4 @@
-"""Names of things, and errors, as users read them."""
+"""Names of things, errors, and texts of others, as users read them."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def type_of(value: object) -> str:
     """'a list', 'an int'."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def printable(text: str) -> str:
+    """The text, with characters escaped that must not reach a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

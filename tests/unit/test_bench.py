@@ -181,12 +181,6 @@ def test_one_wrong_element_is_counted(size: int, phase: int) -> None:
 # -- placement ----------------------------------------------------------------------------------
 
 
-def test_cores_come_before_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    siblings = {0: [0, 1], 1: [0, 1], 2: [2, 3], 3: [2, 3]}
-    monkeypatch.setattr(placement, "_siblings", lambda cpu: siblings[cpu])
-    assert placement.cores_in_order({0, 1, 2, 3}) == [0, 2, 1, 3]
-
-
 def test_ranks_without_a_core_each_are_left_alone() -> None:
     before = os.sched_getaffinity(0)
     assert placement.pin(0, len(before) + 1) is None

@@ -1,4 +1,4 @@
-"""`farandole run --bind`: the processors of each rank."""
+"""The processors of each rank: `farandole run --bind`, and the benchmarks' own order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole._bench.placement import cores_in_order
 from farandole._launch.binding import shares
 from farandole._launch.job import LaunchError
 
@@ -52,3 +53,8 @@ def test_a_kernel_that_knows_no_nodes_has_one(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert shares("core", 2, tmp_path) == [{0}, {1}]
     assert shares("numa", 2, tmp_path) == [{0, 1}] * 2
+
+
+def test_benchmarks_take_cores_before_their_threads(machine: Path) -> None:
+    assert cores_in_order(set(range(8)), machine) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert cores_in_order({0, 4, 5}, machine) == [0, 5, 4]

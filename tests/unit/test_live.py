@@ -168,7 +168,7 @@ def test_fields_from_another_host_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         from_fields(status()._asdict() | wrong)
     assert from_fields(json.loads(json.dumps(status()._asdict()))) == status()
-    assert from_fields(status(host="\x1b[2J\ud800")._asdict()).host == "?[2J?"
+    assert from_fields(status(host="\x1b[2J\ud800")._asdict()).host == "\\x1b[2J\\ud800"
 
 
 # -- rates --------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
+
+from farandole import _topology
 
 
 def pin(local_rank: int, local_size: int) -> int | None:
@@ -20,20 +21,10 @@ def pin(local_rank: int, local_size: int) -> int | None:
     return cores[local_rank]
 
 
-def cores_in_order(usable: set[int]) -> list[int]:
+def cores_in_order(usable: set[int], system: Path = _topology.SYSTEM) -> list[int]:
     """Cores before their hyper-threads: ranks share one only when there is no other."""
-    return sorted(usable, key=lambda cpu: (_siblings(cpu).index(cpu), cpu))
-
-
-def _siblings(cpu: int) -> list[int]:
-    """The processors of the core that `cpu` belongs to, itself included."""
-    found = {cpu}
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    with suppress(OSError, ValueError):
-        for part in path.read_text().strip().split(","):
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return sorted(found)
+    cores = _topology.cores(usable, system)
+    return [*map(min, cores), *sorted(usable.difference(map(min, cores)))]
 
 
 def describe(pins: list[int | None]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farandole import _datagrams
 from farandole._datagrams import PARTS
+from farandole._words import printable
 
 if TYPE_CHECKING:
     from farandole._launch.place import Rank
@@ -48,11 +49,6 @@ def _parsed(data: bytes) -> Word | None:
         return None
     parts = said.split(PARTS)
     return Word(int(rank), int(pid), [printable(part) for part in parts])
-
-
-def printable(text: str) -> str:
-    """The text, with characters escaped that must not reach a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def tell_death(run_id: str, pids: Iterable[int], dead: Rank) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from farandole import _json
+from farandole._words import printable
 
 _PAGE, _ELSEWHERE = "farandole-status", "farandole-elsewhere"
 _PAGE_BYTES, _ELSEWHERE_BYTES = 1 << 16, 1 << 24  # that are read at most
@@ -207,8 +208,8 @@ def from_fields(fields: dict[str, Any]) -> Status:
         if not _fits(getattr(made, name), kind):
             raise ValueError(f"{name} is {getattr(made, name)!r:.40}")
     return made._replace(
-        job=_shown(made.job), host=_shown(made.host), state=_shown(made.state),
-        waits_in=_shown(made.waits_in), verdict=_shown(made.verdict),
+        job=printable(made.job), host=printable(made.host), state=printable(made.state),
+        waits_in=printable(made.waits_in), verdict=printable(made.verdict),
     )  # fmt: skip
 
 
@@ -310,9 +311,4 @@ def _numbers_of(pid: int) -> list[int]:
 
 
 def _text(field: bytes) -> str:
-    return _shown(field.partition(b"\0")[0].decode(errors="replace"))
-
-
-def _shown(text: str) -> str:
-    """The text, as a terminal and UTF-8 take it."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(field.partition(b"\0")[0].decode(errors="replace"))

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from farandole import _world
-from farandole._arguments import checked, printable
+from farandole._arguments import checked, encodable
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, compare
 from farandole.keras._accumulated import accumulated_for, besides, share_all
@@ -316,7 +316,7 @@ class BestModelCheckpoint(ModelCheckpoint):
                 save_freq=save_freq,
             )
         except ValueError as error:
-            raise InvalidArgument(f"BestModelCheckpoint(): {printable(error)}") from error
+            raise InvalidArgument(f"BestModelCheckpoint(): {encodable(error)}") from error
         if filepath is None:
             self.filepath: Any = None
 

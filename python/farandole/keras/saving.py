@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from farandole._arguments import explained, one_of, printable, shown
+from farandole._arguments import encodable, explained, one_of, shown
 from farandole._core import InvalidArgument
 from farandole.keras.compression import Compression, Compressor
 from farandole.keras.optimizer import DistributedOptimizer
@@ -57,7 +57,7 @@ def load_model(
         model = keras.models.load_model(filepath, custom_objects=named)
     except ValueError as error:
         raise InvalidArgument(
-            f"load_model(): filepath is {shown(filepath)}: {printable(error)}"
+            f"load_model(): filepath is {shown(filepath)}: {encodable(error)}"
         ) from error
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression, **options)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from farandole import _elastic
-from farandole._arguments import explained_by, printable
+from farandole._arguments import encodable, explained_by
 from farandole._core import InvalidArgument
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ class Refused(InvalidArgument, tf.errors.InvalidArgumentError):  # type: ignore[
 
 
 def refused(message: str) -> Refused:
-    return Refused(None, None, printable(message))
+    return Refused(None, None, encodable(message))
 
 
 class Unsupported(Refused, NotImplementedError):

@@ -16,7 +16,7 @@ from farandole._launch.agents.frames import Decoder, FrameError, Message
 from farandole._launch.agents.outbox import Outbox
 from farandole._launch.polling import READ, WRITE
 from farandole._launch.processes import descendants, die_with_parent, send
-from farandole._launch.words import printable
+from farandole._words import printable
 
 _MOST_NOISE = 64 * 1024  # of a shell, in front of the marker
 _MOST_SAID = 64 * 1024  # on stderr, between two looks at it

@@ -19,8 +19,9 @@ from farandole._launch.leftovers import LONGEST
 from farandole._launch.place import NotStarted, Place, Rank, Threads
 from farandole._launch.polling import earliest
 from farandole._launch.ranks import Rendezvous, describe_exit
-from farandole._launch.words import Word, printable
+from farandole._launch.words import Word
 from farandole._live.pages import Status, from_fields
+from farandole._words import printable
 
 # Seconds that a starter (ssh) has to end and say why, once its agent's output has ended.
 _LAST_WORDS = 1.0
