@@ -26,7 +26,7 @@ MARK = "FARANDOLE_TEST_MARK"
 PRELUDE = """
 import json, os, signal, sys, time
 from pathlib import Path
-rank = int(os.environ["RANK"])
+rank = int(os.environ.get("RANK", -1))  # none yet in an elastic job
 here = Path(os.environ.get("HERE", "."))
 def say(text): os.write(1, (text + "\\n").encode())
 def state(pid): return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -147,6 +147,20 @@ def test_ranks_are_bound_to_cores_of_their_own() -> None:
     assert second
     assert not first & second
     assert first | second == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("where", [[], ["-H", "a:1,b:1", "--launcher=local"], ["--min-np=1"]])
+def test_a_job_ends_when_its_time_is_over(where: list[str]) -> None:
+    """Ranks may save their work: their exit codes are not the job's. Nothing is run again."""
+    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); say('ready'); forever()"
+    again = [] if "--min-np=1" in where else ["--restarts", "2"]
+    done = run(2, script, "--timeout", "1.5", *again, *where)
+    assert done.returncode == 124, done.stderr
+    assert done.stdout.count("ready") <= 2
+    assert "SIGTERM passed on to the ranks" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == "farandole: the job was ended, as the time of --timeout is over"
+    assert run(1, "sys.exit(3)", "--timeout", "60").returncode == 3
 
 
 def test_a_job_that_a_signal_stops_is_not_run_again() -> None:

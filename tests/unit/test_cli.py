@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,11 @@ def test_the_overview_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> No
         assert verb in shown
         assert summary in shown
     assert cli.main([]) == 2
+    assert cli.main(["help", "plan"]) == 0
+    assert "usage: farandole plan" in capsys.readouterr().out
+    for word in ("version", "--version", "-v", "-V"):
+        assert cli.main([word]) == 0
+        assert capsys.readouterr().out == f"farandole {info.version()}\n"
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -163,6 +169,9 @@ def test_info_as_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> Non
     facts = json.loads(capsys.readouterr().out)
     assert facts["machine"]["usable cores"] == CORES
     assert facts["installation"]["farandole"] == info.version()
+    there = {"torch", "keras", "jax", "mpi4py"} & {each.name for each in metadata.distributions()}
+    shown = {each.partition(" ")[0] for each in facts["installation"]["frameworks"]}
+    assert shown - {"tensorflow", "tensorflow-cpu"} == there
     assert facts["kernel"]["memfd_create"].startswith(("yes", "no: "))
     assert isinstance(facts["settings"], list)
 
@@ -185,7 +194,10 @@ def test_info_shows_every_setting(
         "horovod": "HOROVOD_X",
     }  # fmt: skip
     core = types.SimpleNamespace(
-        settings=lambda: [setting, setting], instruction_sets=list, unread_variables=list
+        settings=lambda: [setting, setting],
+        instruction_sets=list,
+        unread_variables=list,
+        kernel_compiler=int,
     )
     monkeypatch.setattr(info, "_core", lambda: (core, ""))
     assert info.collect()["settings"] == [setting, setting]
@@ -249,7 +261,8 @@ def test_the_nearest_name_is_suggested(
         ("--np", "here that is -np"),
         ("--nproc_per_node=4", "here that is -np"),
         ("--nodelist", "here that is -H"),
-        ("--max-restarts=3", "here that is --reset-limit"),
+        ("--max-restarts=3", "here that is --restarts"),
+        ("--bind-to", "here that is --bind"),
         ("--cpus-per-task", "set OMP_NUM_THREADS instead"),
     ],
 )

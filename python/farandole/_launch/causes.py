@@ -13,6 +13,7 @@ from farandole._tables import listed
 
 # How long ranks may wait in init() for one that has ended well.
 _PATIENCE = 3.0
+_OVERDUE = 124  # an exit code, as of coreutils' timeout
 
 
 class Missed(NamedTuple):
@@ -73,6 +74,7 @@ class Causes:
         self._ended_by: dict[int, signal.Signals] = {}  # by us: rank -> last signal sent
         self.missed: Missed | None = None
         self.stopped_by: signal.Signals | None = None  # the first stopping signal we got
+        self.is_overdue = False  # --timeout is over, and we end the job
         self.given_up = False  # a rank could not be ended
         self._why_not: Verdict | None = None  # an elastic job cannot go on
         self._dispensable: set[int] = set()  # ranks that said that others go on without them
@@ -141,6 +143,8 @@ class Causes:
             return Verdict(1, self._others_than([]), self._first_loss.trouble)
         if own := self.failed_by_themselves():
             return self._blaming(self._blame.guilt(own))
+        if self.is_overdue:
+            return Verdict(_OVERDUE, "the job was ended, as the time of --timeout is over")
         if self.stopped_by is not None and self._has_ended_early():
             return Verdict(128 + self.stopped_by, f"the job was ended by {self.stopped_by.name}")
         return Verdict(0)

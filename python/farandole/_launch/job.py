@@ -74,6 +74,7 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     insecure: bool = False  # ranks of several hosts meet without a secret
     binding: str = "none"  # of ranks to processors, one of BINDINGS
     restarts: int = 0  # at most so often, after a failure, from its beginning
+    ends_at: float | None = None  # in time.monotonic(); restarts included
     elastic: Elastic | None = None  # else the job ends with the first rank that fails
     slow: float = (
         0.25  # a rank is named if all others wait for it for this share of the time; 0: no

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from itertools import count
 from signal import Signals
 
@@ -31,7 +32,8 @@ def launch(job: Job) -> int:
     for restart in count():
         got = set[Signals]()
         code = _launch_once(_as_restart(job, restart), got)
-        if code in _FINAL or got & STOPPING.keys() or restart == job.restarts:
+        is_final = code in _FINAL or bool(got & STOPPING.keys()) or restart == job.restarts
+        if is_final or (job.ends_at is not None and time.monotonic() >= job.ends_at):
             return code
         print(
             f"farandole: the job ended with exit code {code}; restart {restart + 1} of "

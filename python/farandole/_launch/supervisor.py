@@ -143,6 +143,10 @@ class Supervisor:
         if self._lifeline in ready:
             raise WatchdogLost
         now = time.monotonic()
+        limit = self._time_limit()
+        if limit is not None and now >= limit:
+            self._causes.is_overdue = True
+            self._stop(signal.SIGTERM)
         for place in self._places:
             place.turn(ready, now)
         self._take_news()
@@ -150,6 +154,10 @@ class Supervisor:
         for line in self._live.turn(ready, now):
             self._say(line)
         self._display.turn(ready, now)
+
+    def _time_limit(self) -> float | None:
+        """The point in time at which the job is ended, where it goes on as it should."""
+        return self._job.ends_at if self._is_on() and not self._causes.any else None
 
     def _other_descriptors(self) -> list[tuple[int, int]]:
         return []
@@ -159,7 +167,7 @@ class Supervisor:
 
     def _next_deadline(self) -> float | None:
         places = [place.due() for place in self._places]
-        own = [self._display.due(), self._plan.due(), self._live.due()]
+        own = [self._display.due(), self._plan.due(), self._live.due(), self._time_limit()]
         return earliest([*own, *self._absences.dues(), *places])
 
     def _handle(self, number: signal.Signals) -> None:

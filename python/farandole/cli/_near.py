@@ -28,7 +28,9 @@ _ELSEWHERE = {
     "-H": "--host --nodelist --nnodes --nodes --npernode --num-machines",
     "-x": "--env --export -genv",
     "--output-dir": "--log-dir --tee --redirects --output",
-    "--reset-limit": "--max-restarts --restarts",
+    "--restarts": "--max-restarts",
+    "--bind": "--bind-to --map-by --cpu-bind --numa-binding",
+    "--timeout": "--time --time-limit",
     "OMP_NUM_THREADS": "--cpus-per-task --num-cpu-threads-per-process",
 }
 _OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}

@@ -32,16 +32,7 @@ def _main(words: Sequence[str]) -> int:
     _elastic.add_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
-    parser.set_defaults(horovod=True, no_prefix=False, all_output=False, output_dir=None)
-    parser.set_defaults(
-        grace=None,
-        patience=None,
-        slow=None,
-        metrics=None,
-        preflight=False,
-        restarts=None,
-        binding=None,
-    )
+    parser.set_defaults(**run.defaults() | {"horovod": True})
     found = parser.parse_args(words)
     if found.version or found.check_build:
         print(_check_build() if found.check_build else _version())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,7 +51,8 @@ how it ends (with --min-np, --max-np or --host-discovery-script see docs/elastic
                     (128 + n for signal n)
   Ctrl-C            SIGINT to all, after --patience SIGTERM, then SIGKILL; Ctrl-C again: SIGKILL now
   SIGTERM, SIGHUP   passed on, then likewise; SIGUSR1, SIGUSR2 (to the ranks alone), Ctrl-Z too
-  exit codes        2 wrong arguments, 126 the command cannot be executed, 127 it is not found
+  exit codes        2 wrong arguments, 124 --timeout is over, 126 the command cannot be executed,
+                    127 it is not found
 """
 
 
@@ -67,6 +69,10 @@ def _share_of(option: str, text: str) -> float:
 
 def _restarts_of(option: str, text: str) -> int:
     return number_of(option, text, least=0)
+
+
+def _time_of(option: str, text: str) -> float:
+    return seconds_of(option, text, zero=False)
 
 
 _JOB = _launch.Job._field_defaults
@@ -86,6 +92,9 @@ _OPTIONS = (
     ("--bind", None,
      "each rank runs on cores of its own, or on those of one NUMA node (default: none)",
      {"choices": _launch.BINDINGS, "dest": "binding"}),
+    ("--timeout", "SECONDS",
+     "end the job after so long, as SIGTERM does; restarts are part of it (exit code 124)",
+     {"reads": _time_of}),
     ("--restarts", "N",
      "run the job again after a failure, at most N times; ranks find how often in "
      "FARANDOLE_RESTART_COUNT, and begin from their checkpoint (default: 0)",
@@ -106,6 +115,13 @@ _HOROVODS = (
     ("--output-filename", "DIR",
      "also write DIR/rank.N/stdout and DIR/rank.N/stderr (replaced if they are there)", _PATH),
 )  # fmt: skip
+
+
+def defaults() -> dict[str, object]:
+    """The values of the options that horovodrun does not have."""
+    parser = argparse.ArgumentParser()
+    add_options(parser, *_OPTIONS)
+    return vars(parser.parse_args([]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,6 +190,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or _JOB["start_timeout"]),
         insecure=arguments.insecure,
         elastic=terms,
+        ends_at=None if arguments.timeout is None else time.monotonic() + arguments.timeout,
         **given(arguments, "grace", "patience", "slow", "metrics", "restarts", "binding"),
     )
     if arguments.preflight and (code := _checked(hosts, arguments, settings)):
