@@ -34,7 +34,15 @@ def handles(x: Tensor, xs: list[Tensor], number: int) -> None:
 
 
 def training(sgd: torch.optim.SGD, model: torch.nn.Module) -> None:
-    assert_type(hvd.DistributedOptimizer(sgd), torch.optim.SGD)
+    wrapped = hvd.DistributedOptimizer(sgd)
+    with wrapped.no_sync(), wrapped.skip_synchronize():
+        wrapped.synchronize()
+    assert_type(wrapped.clip_grad_norm_(1.0), Tensor)
+    wrapped.set_backward_passes_per_step(2)
+    scheduler: torch.optim.lr_scheduler.LRScheduler = torch.optim.lr_scheduler.StepLR(wrapped, 3)
+    scheduler.step()
+    sgd = wrapped
+    sgd = hvd.DistributedOptimizer(sgd)
     assert_type(hvd.allgather_object(3), list[int])
     hvd.broadcast_parameters(model.state_dict(), 0)
     hvd.broadcast_parameters(model.named_parameters(), 0)

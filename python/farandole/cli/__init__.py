@@ -103,9 +103,11 @@ def add_ranks(parser: argparse.ArgumentParser, help: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code (2 for a mistake on the command line)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"] and words[1:]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         return guarded("farandole", lambda: _print(_overview(), 0 if words else 2))
-    if words[0] in ("-V", "--version"):
+    if words[0] in ("-V", "-v", "--version", "version"):
         return guarded("farandole", _print_version)
     verb = words.pop(0)
     if verb not in VERBS:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from farandole import _launch
 from farandole._launch import Reach, Share
+from farandole._tables import counted
 from farandole.cli import MOST_PROCESSES, CommandError, add_options
 
 _HOSTS = ("-H --hosts", "HOST:N,…", "hosts, and how many ranks each may have")
@@ -62,7 +63,7 @@ def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
     if most is not None and ranks > most:
         only_here = all(_launch.is_here(share.host) for share in slots or ())
         who = "this host has" if only_here else "the hosts have"
-        raise CommandError(f"-np is {ranks}, but {who} {most} slots")
+        raise CommandError(f"-np is {ranks}, but {who} {counted(most, 'slot')}")
     return ranks
 
 

@@ -25,6 +25,7 @@ examples:
 
 
 _NOBODY = "nobody: a program started like this is a world of one"
+_FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mpi4py")
 _SETTING = ("name", "type", "default", "value", "doc", "horovod")  # what is told of one
 
 
@@ -64,6 +65,8 @@ def collect() -> dict[str, Any]:
             "instruction sets": core.instruction_sets() if core else [],
             "python": f"{platform.python_implementation()} {platform.python_version()}",
             "numpy": _numpy_version(),
+            "frameworks": list(_frameworks()),
+            "kernels for GPUs": _kernels(core) if core is not None else "unknown",
         },
         "machine": {
             "processor": kept.line_of("/proc/cpuinfo", "model name") or platform.machine(),
@@ -158,6 +161,22 @@ def _numpy_version() -> str:
     except ImportError as error:
         return f"cannot be loaded: {error}"
     return numpy.__version__
+
+
+def _kernels(core: Any) -> str:
+    made_by: int = core.kernel_compiler()  # 12090 is 12.9
+    if not made_by:
+        return "none: there was no compiler for them when it was built"
+    return f"compiled by CUDA {made_by // 1000}.{made_by % 1000 // 10}"
+
+
+def _frameworks() -> Iterator[str]:
+    """Those that are installed; they are not imported, which takes seconds."""
+    from importlib import metadata
+
+    for name in _FRAMEWORKS:
+        with suppress(metadata.PackageNotFoundError):
+            yield f"{name} {metadata.version(name)}"
 
 
 def _memory() -> str:

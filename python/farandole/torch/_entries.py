@@ -31,7 +31,6 @@ KINDS |= {
     "torch.dtype": one_of("a dtype of PyTorch", torch.dtype),
     "torch.nn.Module": one_of("a module of PyTorch", torch.nn.Module),
     "torch.optim.Optimizer": one_of("an optimizer of PyTorch", torch.optim.Optimizer),
-    "_O": one_of("an optimizer of PyTorch", torch.optim.Optimizer),
 }
 
 _F = TypeVar("_F", bound=Callable[..., Any])

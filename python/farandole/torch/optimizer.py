@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -25,7 +26,19 @@ from farandole.torch._training.parameters import groups_of, named_of
 from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.compression import Compression, Compressor
 
-_O = TypeVar("_O", bound=torch.optim.Optimizer)
+if TYPE_CHECKING:
+
+    class Distributed(torch.optim.Optimizer, Any):  # type: ignore[misc]
+        """The optimizer that was given, with these methods, too. Python has no type for both: by
+        `Any` it may stand where the optimizer's own class is asked for, and has its attributes."""
+
+        def synchronize(self) -> None: ...
+        def skip_synchronize(self) -> AbstractContextManager[None]: ...
+        def no_sync(self) -> AbstractContextManager[None]: ...
+        def set_backward_passes_per_step(self, passes: int) -> None: ...
+        def clip_grad_norm_(
+            self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+        ) -> torch.Tensor: ...
 
 
 class _Reduction(_reduction.Reduction):
@@ -34,7 +47,7 @@ class _Reduction(_reduction.Reduction):
 
 @public
 def DistributedOptimizer(
-    optimizer: _O,
+    optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
@@ -50,7 +63,7 @@ def DistributedOptimizer(
     in_place_bytes: int | None = None,
     overlap: bool = True,
     sharded_update: bool = False,
-) -> _O:
+) -> Distributed:
     """Makes the optimizer step with gradients averaged over all ranks.
 
     Gradients are reduced while backward still computes others; when ``backward()`` returns they are
@@ -119,6 +132,7 @@ def DistributedOptimizer(
     """
     group = group_of(process_set)
     _check_optimizer(optimizer)
+    wrapped = cast("Distributed", optimizer)  # it stays the same object
     reduction = _Reduction(op, gradient_predivide_factor, compression, sparse_as_dense, process_set)
     if op == Adasum and sharded_update:
         raise InvalidArgument("sharded_update=True does not support op=Adasum")
@@ -135,14 +149,14 @@ def DistributedOptimizer(
     together = groups_of(groups, num_groups, named)
     if op == Adasum and (reduction.members > 1 or worlds.makes_later()):
         adasum.distribute(optimizer, named, compression)
-        return optimizer
+        return wrapped
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
     if sharded_update:
         assert group is not None
         if compression is not Compression.none:
             raise InvalidArgument("sharded_update=True does not support compression")
         sharded.distribute(optimizer, named, group, reduction, backward_passes_per_step, limits)
-        return optimizer
+        return wrapped
     reduced.distribute(
         optimizer,
         named,
@@ -152,7 +166,7 @@ def DistributedOptimizer(
         limits=limits,
         overlap=overlap,
     )
-    return optimizer
+    return wrapped
 
 
 def _check_optimizer(optimizer: object) -> None:
