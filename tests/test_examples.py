@@ -150,7 +150,12 @@ def test_pytorch_example_learns(spawn: Spawn, program: str, ranks: int) -> None:
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("program", "package"), [("07_lightning.py", "lightning"), ("08_accelerate.py", "accelerate")]
+    ("program", "package"),
+    [
+        ("07_lightning.py", "lightning"),
+        ("08_accelerate.py", "accelerate"),
+        ("21_trainer.py", "transformers"),
+    ],
 )
 def test_what_others_built_on_torch_distributed_runs_over_farandole(
     spawn: Spawn, program: str, package: str, ranks: int
