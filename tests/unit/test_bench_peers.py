@@ -419,7 +419,7 @@ MISTAKES = [
     (["--hot"], "--hot needs --compare"),
     (["--peer-python", "mpi=/bin/sh"], "--peer-python needs --compare"),
     (["--plot", "picture.txt"], "--plot: picture.txt does not end in"),
-    (["-H", "a:1"], "-np is 2, but the hosts have 1 slots"),
+    (["-H", "a:1"], "-np is 2, but the hosts have 1 slot"),
     (["-H", "a:x"], "-H: 'a:x' is not 'name:slots'"),
     (["-H", "a:1,b:1"], "rank 0, which has the rows, would be on host a: name this host first"),
     (["--launcher", "local"], "--launcher says how hosts are reached: name them with -H"),

@@ -91,7 +91,7 @@ def test_every_row_does_one_thing() -> None:
         (["-H", "a:1,b:1", "--launcher", "local", "-x", "NO_SUCH_NAME"], "-x NO_SUCH_NAME: it is"),
         (["--launcher", "local"], "name them with -H"),
         (["-H", "localhost:x"], "'localhost:x' is not 'name:slots'"),
-        (["-H", "localhost:1"], "-np is 2, but this host has 1 slots"),
+        (["-H", "localhost:1"], "-np is 2, but this host has 1 slot"),
         (["--hostfile", "/no/such"], "--hostfile: /no/such: No such file"),
         (["--output-dir", "a", "--output-filename", "b"], "choose one"),
         (["--cycle-time-ms", "1"], "--cycle-time-ms"),
