@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import keras_parts as parts
 import keras_steps
 import numpy as np
 import programs
-from keras_parts import EPOCHS
+from keras_parts import BATCHES, EPOCHS
 from programs import BATCH, Front, Program, Result
 
 # ---- one program for all fronts ----
@@ -37,7 +37,9 @@ class Setting:
         return model
 
     def optimizer(self) -> Any:
-        return parts.OPTIMIZERS[self.program["optimizer"]]()
+        has = dict(self.program.values)
+        more = {"gradient_accumulation_steps": 2} if has.get("options") == "passes" else {}
+        return parts.OPTIMIZERS[has["optimizer"]](**more)
 
     def callbacks(self) -> list[Any]:
         return []
@@ -89,10 +91,12 @@ class Horovod(Setting):
         options: dict[str, Any] = {
             "none": {}, "groups": {"num_groups": 2},
             "predivide": {"gradient_predivide_factor": 2.0},
+            "passes": {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
         }[self.program["options"]]  # fmt: skip
         if self.sums:
             options["op"] = self.hvd.Sum
-        return self.hvd.DistributedOptimizer(super().optimizer(), **options)
+        optimizer = parts.OPTIMIZERS[self.program["optimizer"]]()
+        return self.hvd.DistributedOptimizer(optimizer, **options)
 
     def callbacks(self) -> list[Any]:
         called = self.hvd.callbacks
@@ -118,7 +122,7 @@ class Horovod(Setting):
         return float(self.hvd.allreduce(np.float64(value), op=self.hvd.Average))
 
 
-def callbacks(program: Program) -> list[Any]:
+def callbacks(program: Program, folder: str) -> list[Any]:
     import keras
 
     key = parts.METRICS[program["metrics"]][0]
@@ -133,8 +137,29 @@ def callbacks(program: Program) -> list[Any]:
         "schedule": lambda: [keras.callbacks.LearningRateScheduler(
             lambda epoch: 0.2 / (1 + epoch))],
         "batches": lambda: [_follows_batches()],
+        "checkpoint": lambda: [keras.callbacks.ModelCheckpoint(
+            folder + BEST, monitor=key, mode="max", save_best_only=True, save_weights_only=True)],
+        "swap_ema": lambda: [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
+        "terminate": lambda: [keras.callbacks.TerminateOnNaN()],
+        "function": lambda: [_function("on_epoch_end")],
+        "function_of_batches": lambda: [_function("on_train_batch_end")],
     }  # fmt: skip
     return made[program["callbacks"]]()
+
+
+BEST = "/best.weights.h5"
+
+
+def _function(when: str) -> Any:
+    """Sets the rate by the loss that it reads. On JAX only a callback's own `model` is one that has
+    what has been trained."""
+    import keras
+
+    def follow(_: int, logs: Any) -> None:
+        made.model.optimizer.learning_rate = 0.2 * min(abs(float(logs["loss"])), 1.0)
+
+    made = keras.callbacks.LambdaCallback(**{when: follow})
+    return made
 
 
 def _follows_batches() -> Any:
@@ -189,16 +214,39 @@ def data_of(setting: Setting) -> dict[str, Any]:
     if program["data"] == "arrays":
         names = ("x", "y", "sample_weight")
         return dict(zip(names, given, strict=False)) | {"batch_size": setting.batch()}
-    return {"x": SOURCES[program["data"]](tuple(given), setting.batch())}
+    source = {"x": SOURCES[program["data"]](tuple(given), setting.batch(), program)}
+    return source | ({"steps_per_epoch": BATCHES - 1} if program["data"] == "repeat" else {})
 
 
-def _dataset(given: Any, batch: int) -> Any:
+def _dataset(given: Any, batch: int, _: Program) -> Any:
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensor_slices(given).batch(batch)
 
 
-def _sequence(given: Any, batch: int) -> Any:
+def _remainder(given: Any, batch: int, _: Program) -> Any:
+    """What does not make a whole batch is left out."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(given).batch(batch, drop_remainder=True)
+
+
+def _padded(given: Any, batch: int, program: Program) -> Any:
+    """Rows of some lengths, with zeros behind them."""
+    import tensorflow as tf
+
+    width = None if program["model"] == "lengths" else programs.WIDTH
+
+    def cut(x: Any, *others: Any) -> Any:
+        length = tf.cast(tf.abs(x[0]) * 10, tf.int32) % 3
+        return (x[: programs.WIDTH - length], *others)
+
+    cut_short = tf.data.Dataset.from_tensor_slices(given).map(cut)
+    shapes = tf.nest.map_structure(lambda spec: spec.shape, cut_short.element_spec)
+    return cut_short.padded_batch(batch, ([width], *shapes[1:]))
+
+
+def _sequence(given: Any, batch: int, _: Program) -> Any:
     import keras
 
     cut = [_each(given, lambda a, i=i: a[i : i + batch]) for i in range(0, len(given[0]), batch)]
@@ -219,22 +267,42 @@ def _each(given: Any, change: Callable[[Any], Any]) -> Any:
     return change(given)
 
 
-SOURCES = {"dataset": _dataset, "sequence": _sequence}
+SOURCES = {
+    "dataset": _dataset, "sequence": _sequence, "remainder": _remainder, "padded": _padded,
+    "repeat": lambda *arguments: _dataset(*arguments).repeat(),
+}  # fmt: skip
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
     from keras import ops
 
     return {f"{i}.{w.name}": np.array(ops.convert_to_numpy(w)) for i, w in enumerate(model.weights)
-            if w.dtype == "float32"}  # fmt: skip
+            if w.dtype in ("float32", "float64")}  # fmt: skip
+
+
+@contextmanager
+def begun(program: Program, rank: int) -> Iterator[None]:
+    """In it nothing is left of programs before. All ranks must begin with rank 0's weights."""
+    import keras
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(rank)
+    keras.config.set_dtype_policy(program["precision"])
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
 def train(setting: Setting) -> Result:
-    import keras
+    with begun(setting.program, setting.rank):
+        return _trained(setting)
+
+
+def _trained(setting: Setting) -> Result:
+    from keras import ops
 
     program = setting.program
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(setting.rank)  # all ranks must begin with rank 0's weights
     with setting.scope():
         inner = setting.model()
         model = setting.wrapped(inner)
@@ -246,20 +314,26 @@ def train(setting: Setting) -> Result:
         told += fitted(setting, model, range(1, EPOCHS))
     if program["model"] not in parts.TWO_OPTIMIZERS:
         told += _evaluated(setting, model, inner)
-    told.append(float(model.optimizer.learning_rate))
+    told.append(float(ops.convert_to_numpy(model.optimizer.learning_rate)))
     after = weights_of(inner)
     return Result(before or {n: v * 0 for n, v in after.items()}, after,
                   [each if math.isfinite(each) else -1.0 for each in told])  # fmt: skip
 
 
-def fitted(setting: Setting, model: Any, epochs: range) -> list[float]:
+def fitted(
+    setting: Setting, model: Any, epochs: range, more: Sequence[Any] = ()
+) -> list[float]:
     """The logs of fit() for these epochs, as one list."""
     program = setting.program
     chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
-    history = model.fit(
-        **data_of(setting), **chosen, epochs=epochs.stop, initial_epoch=epochs.start,
-        shuffle=False, verbose=0, callbacks=[*setting.callbacks(), *callbacks(program)],
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        own = callbacks(program, folder)
+        history = model.fit(
+            **data_of(setting), **chosen, epochs=epochs.stop, initial_epoch=epochs.start,
+            shuffle=False, verbose=0, callbacks=[*setting.callbacks(), *more, *own],
+        )  # fmt: skip
+        if program["callbacks"] == "checkpoint":
+            model.load_weights(folder + BEST)
     logs = setting.told({k: [float(v) for v in vs] for k, vs in history.history.items()})
     return [value for key in sorted(logs) for value in logs[key]]
 
@@ -325,10 +399,33 @@ def _one_batch(setting: Setting, model: Any, _: Any) -> list[float]:
     return [value for key in sorted(told) for value in told[key]]
 
 
+class _Interrupted(Exception):
+    """As by a machine that is turned off."""
+
+
+def _restored(setting: Setting, model: Any, inner: Any) -> list[float]:
+    """fit() again, as after an interruption."""
+    import keras
+
+    class Interrupts(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            del logs
+            if epoch == EPOCHS - 1:
+                raise _Interrupted
+
+    with tempfile.TemporaryDirectory() as folder:
+        backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        with suppress(_Interrupted):
+            fitted(setting, model, range(1, EPOCHS), [backup, Interrupts()])
+        _changed(setting, model, inner)
+        backup = keras.callbacks.BackupAndRestore(folder)
+        return fitted(setting, model, range(1, EPOCHS + 1), [backup])
+
+
 MIDWAY: dict[str, Callable[[Setting, Any, Any], list[float] | None]] = {
     "evaluate": _evaluated, "predict": _predicted, "compile": _compiled_again, "thaw": _thawed,
     "rate": _slower, "assign": _changed, "load": _loaded, "set_weights": _set,
-    "one_batch": _one_batch,
+    "one_batch": _one_batch, "restore": _restored,
 }  # fmt: skip
 
 
@@ -338,23 +435,39 @@ def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
 
 # ---- the table ----
 
+PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16", "float64"]
 COLUMNS: dict[str, list[str]] = {
     "model": list(parts.MODELS),
+    "precision": PRECISIONS,
     "loss": list(parts.LOSSES),
     "touch": list(keras_steps.TOUCHES),
     "weights": ["none", "samples", "classes"],
     "optimizer": list(parts.OPTIMIZERS),
     "batches": list(parts.TAILS),
     "metrics": list(parts.METRICS),
-    "callbacks": ["none", "plateau", "stopping", "schedule", "batches"],
+    "callbacks": [
+        "none", "plateau", "stopping", "schedule", "batches", "checkpoint", "swap_ema",
+        "terminate", "function", "function_of_batches",
+    ],
     "run": ["plain", "eager", "jit", "several"],
-    "data": ["arrays", "dataset", "sequence"],
+    "data": ["arrays", *SOURCES],
     "midway": ["nothing", *MIDWAY],
-}
+}  # fmt: skip
 
 
 GANS = f"model={','.join(parts.TWO_OPTIMIZERS)}"
 TABLES = f"metrics={','.join(parts.OF_TWO_COLUMNS)}"
+
+
+OVERFLOWS = ("optimizer=loss_scale", "precision=mixed_float16")
+OF_OVERFLOWS = {
+    "an infinity stays in statistics": [f"{each} model=batch_norm" for each in OVERFLOWS],
+    "an infinity is no word": [f"{each} model=embedding" for each in OVERFLOWS],
+    "Keras scales a loss once": ["optimizer=loss_scale precision=mixed_float16"],
+}
+ROUNDED = "precision=mixed_bfloat16,mixed_float16"
+SETS_RATE = "plateau,schedule,batches,function,function_of_batches"
+OF_LOSS = "batches,function,function_of_batches"
 
 
 def left_out(backend: str) -> dict[str, list[str]]:
@@ -372,8 +485,27 @@ def left_out(backend: str) -> dict[str, list[str]]:
         "the loss takes a row for the probabilities of classes": [
             "model=masked,outputs loss=ignoring",
         ],
-        "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
-    }  # fmt: skip
+        "a rate that follows a schedule cannot be set": [
+            f"optimizer=schedule callbacks={SETS_RATE}", "optimizer=schedule midway=rate",
+        ],
+        "only an optimizer with averages has weights to swap": [
+            f"callbacks=swap_ema optimizer!={','.join(parts.AVERAGING)}",
+        ],
+        "nothing follows a loss that is no number": [
+            f"{each} callbacks={OF_LOSS},checkpoint" for each in OVERFLOWS
+        ],
+        "its steps log no loss": [f"{GANS} callbacks={OF_LOSS},checkpoint"],
+        "Keras scales the loss for its one optimizer": [f"{GANS} precision=mixed_float16"],
+        "what is rounded may be on either side of a threshold": [
+            f"{ROUNDED} metrics!={','.join(parts.SMOOTH)}", f"{ROUNDED} optimizer=lion,muon",
+            f"{ROUNDED} touch=leave_out",
+        ],
+        # Ranks with as many samples have it alike, and nothing tells it from a number of steps.
+        "a fault that stands, of a state that counts samples": ["model=seen"],
+        "the metric takes class numbers of one column": [
+            f"model=masked,outputs metrics={','.join(parts.SPARSE)}",
+        ],
+    } | OF_OVERFLOWS  # fmt: skip
     if backend == "tensorflow":
         found["Keras adds losses to one number, not to many"] = [
             "loss=none model=add_loss,add_losses,tied",
@@ -385,6 +517,8 @@ def left_out(backend: str) -> dict[str, list[str]]:
         found["Keras on PyTorch executes one step at a time"] = ["run=several"]
         found["torch.compile takes minutes"] = ["run=jit"]
     if backend == "jax":
+        found["a metric has no state in call() under fit() on JAX"] = ["model=subclassed"]
+        found["JAX has float64 if a process says so before it begins"] = ["precision=float64"]
         found["a step on JAX is a function of states"] = [GANS]
     return found
 
@@ -404,7 +538,13 @@ def horovod_left_out(backend: str) -> dict[str, list[str]]:
         "Keras multiplies a loss of one number by the mean of the rank's own weights": [
             f"loss={','.join(parts.OF_ONE_NUMBER)} weights!=none",
         ],
-        "each rank sees its own batches": ["callbacks=batches"],
+        "each rank sees its own batches": [
+            "callbacks=batches,function_of_batches", "data=padded model=lengths",
+        ],
+        "a rank's loss is its part of a sum": ["loss=sum callbacks=function"],
+        "Keras accumulates as many passes as either asks for": [
+            f"options=passes optimizer={','.join(parts.ACCUMULATING)}",
+        ],
         "the mean of a metric over ranks is that of a mean alone": [
             "metrics!=none,mean,accuracy",
         ],
@@ -422,7 +562,7 @@ def _fronts(backend: str) -> dict[str, Front]:
     whole = {
         **COLUMNS, "options": ["none", "logical", "slice", "leader", "groups", "predivide"],
     }  # fmt: skip
-    own = {**COLUMNS, "options": ["none", "groups", "predivide"]}
+    own = {**COLUMNS, "options": ["none", "groups", "predivide", "passes"]}
     keras = f"keras on {backend}"
     return {
         f"keras.model_{backend}": Front(keras, whole, begin, by(Global), left_out(backend)),

@@ -20,11 +20,17 @@ HELD_OUT = 13  # samples that evaluate() sees, in batches of 6
 # ---- models ----
 
 
+def head(units: int = 2, **options: Any) -> Any:
+    """In float32 with every policy, as Keras' guide to mixed precision has it."""
+    from keras import layers
+
+    return layers.Dense(units, activation="sigmoid", dtype="float32", **options)
+
+
 def dense() -> Any:
     from keras import Input, Sequential, layers
 
-    body = [layers.Dense(6, activation="tanh"), layers.Dense(2, activation="sigmoid")]
-    return Sequential([Input((WIDTH,)), *body])
+    return Sequential([Input((WIDTH,)), layers.Dense(6, activation="tanh"), head()])
 
 
 def tied() -> Any:
@@ -32,7 +38,7 @@ def tied() -> Any:
     from keras import Input, Sequential, layers
 
     twice = layers.Dense(WIDTH, activation="tanh", kernel_regularizer="l2")
-    return Sequential([Input((WIDTH,)), twice, twice, layers.Dense(2, activation="sigmoid")])
+    return Sequential([Input((WIDTH,)), twice, twice, head()])
 
 
 def frozen() -> Any:
@@ -46,8 +52,8 @@ def normal(**options: Any) -> Any:
 
     norm = layers.BatchNormalization(**options)
     # No bias before it: its gradient is 0 but for rounding, which Adam would magnify.
-    head = [layers.Activation("tanh"), layers.Dense(2, activation="sigmoid")]
-    return Sequential([Input((WIDTH,)), layers.Dense(6, use_bias=False), norm, *head])
+    first = layers.Dense(6, use_bias=False)
+    return Sequential([Input((WIDTH,)), first, norm, layers.Activation("tanh"), head()])
 
 
 def frozen_norm() -> Any:
@@ -62,7 +68,7 @@ def outputs() -> Any:
 
     inputs = Input((WIDTH,))
     hidden = layers.Dense(6, activation="tanh")(inputs)
-    heads = [layers.Dense(1, activation="sigmoid", name=name)(hidden) for name in ("left", "right")]
+    heads = [head(1, name=name)(hidden) for name in ("left", "right")]
     return Model(inputs, heads)
 
 
@@ -77,7 +83,7 @@ def add_loss() -> Any:
             return x
 
     hidden = layers.Dense(6, activation="tanh")
-    return Sequential([Input((WIDTH,)), hidden, Small(), layers.Dense(2, activation="sigmoid")])
+    return Sequential([Input((WIDTH,)), hidden, Small(), head()])
 
 
 def add_losses() -> Any:
@@ -90,7 +96,7 @@ def add_losses() -> Any:
             return x
 
     hidden = layers.Dense(6, activation="tanh")
-    return Sequential([Input((WIDTH,)), hidden, Small(), layers.Dense(2, activation="sigmoid")])
+    return Sequential([Input((WIDTH,)), hidden, Small(), head()])
 
 
 def masked() -> Any:
@@ -99,7 +105,7 @@ def masked() -> Any:
 
     hidden = layers.Dense(4, activation="tanh")
     shaped = [Input((WIDTH,)), layers.Reshape((2, 2)), layers.Masking()]
-    return Sequential([*shaped, hidden, layers.Dense(1, activation="sigmoid")])
+    return Sequential([*shaped, hidden, head(1)])
 
 
 def remat() -> Any:
@@ -123,8 +129,149 @@ def counting() -> Any:
                 self.steps.assign(self.steps + 1.0)
             return x * (1.0 + 0.5 / (1.0 + self.steps))
 
-    head = layers.Dense(2, activation="sigmoid")
-    return Sequential([Input((WIDTH,)), layers.Dense(6, activation="tanh"), Counting(), head])
+    hidden = layers.Dense(6, activation="tanh")
+    return Sequential([Input((WIDTH,)), hidden, Counting(), head()])
+
+
+def seen() -> Any:
+    """A layer whose state is the number of samples that it has seen."""
+    from keras import Input, Sequential, layers, ops
+
+    class Seen(layers.Layer):
+        def build(self, _: Any) -> None:
+            self.seen = self.add_weight(initializer="zeros", trainable=False, name="seen")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.seen.assign(self.seen + ops.cast(ops.shape(x)[0], self.seen.dtype))
+            return x
+
+    return Sequential([Input((WIDTH,)), layers.Dense(6, activation="tanh"), Seen(), head()])
+
+
+def conv() -> Any:
+    from keras import Input, Sequential, layers
+
+    hidden = layers.Conv2D(4, 2, padding="same", activation="tanh")
+    return Sequential(
+        [Input((WIDTH,)), layers.Reshape((2, 2, 1)), hidden, layers.Flatten(), head()]
+    )
+
+
+def embedding() -> Any:
+    """Words of a sentence; the word 0 is masked. Gradients are sparse on TensorFlow."""
+    from keras import Input, Sequential, layers, ops
+
+    class Words(layers.Layer):
+        def call(self, x: Any) -> Any:
+            words = ops.minimum(ops.cast(ops.abs(x) * 2.0, "int32"), 5)
+            return ops.maximum(words, np.eye(1, WIDTH, dtype=np.int32))  # one is no mask
+
+    read = [layers.Embedding(6, 5, mask_zero=True), layers.GlobalAveragePooling1D()]
+    return Sequential([Input((WIDTH,)), Words(), *read, head()])
+
+
+def recurrent(kind: str) -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential([Input((WIDTH,)), layers.Reshape((2, 2)), getattr(layers, kind)(4), head()])
+
+
+def attention() -> Any:
+    from keras import Input, Model, layers
+
+    inputs = Input((WIDTH,))
+    steps = layers.Dense(4)(layers.Reshape((2, 2))(inputs))
+    # No bias: that of the keys has a gradient of 0 but for rounding.
+    looks = layers.MultiHeadAttention(num_heads=2, key_dim=2, use_bias=False)(steps, steps)
+    normal = layers.LayerNormalization()(layers.Add()([steps, looks]))
+    return Model(inputs, head()(layers.Flatten()(normal)))
+
+
+def group_norm() -> Any:
+    from keras import Input, Sequential, layers
+
+    # Two groups of three numbers: of two, what is normal would be a sign.
+    body = [layers.Dense(6), layers.GroupNormalization(2), layers.Activation("tanh")]
+    return Sequential([Input((WIDTH,)), *body, head()])
+
+
+def spectral() -> Any:
+    from keras import Input, Sequential, layers
+
+    hidden = layers.SpectralNormalization(layers.Dense(6, activation="tanh"))
+    return Sequential([Input((WIDTH,)), hidden, head()])
+
+
+def adapted() -> Any:
+    """A layer has learnt from data, before there is a model."""
+    from keras import Input, Sequential, layers
+
+    normal = layers.Normalization()
+    normal.adapt(3.0 * programs.batch(0)[0] + 1.0)
+    return Sequential([Input((WIDTH,)), normal, layers.Dense(6, activation="tanh"), head()])
+
+
+def shared() -> Any:
+    """Two layers have one weight."""
+    from keras import Input, Sequential, layers, ops
+
+    first = layers.Dense(WIDTH, activation="tanh")
+
+    class Back(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return ops.matmul(x, ops.transpose(ops.cast(self.kernel, x.dtype)))
+
+    model = Sequential([Input((WIDTH,)), first])
+    back = Back()
+    back.kernel = first.kernel
+    model.add(back)
+    model.add(head())
+    return model
+
+
+def subclassed() -> Any:
+    """A class of its own, with a metric that its call() tells of."""
+    import keras
+    from keras import layers, ops
+
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = layers.Dense(6, activation="tanh"), head()
+            self.size = keras.metrics.Mean(name="size")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            del training
+            hidden = self.hidden(x)
+            self.size.update_state(ops.mean(ops.square(hidden), axis=-1))
+            return self.head(hidden)
+
+    model = Own()
+    model(programs.batch(0)[0])
+    model.size.reset_state()
+    return model
+
+
+def lora() -> Any:
+    model = dense()
+    model.layers[0].enable_lora(2)
+    return model
+
+
+def lengths() -> Any:
+    """Rows of any length, whose padding counts."""
+    from keras import Input, Sequential, layers, ops
+
+    class Steps(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return ops.expand_dims(x, -1)
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return (*shape, 1)
+
+    hidden = layers.Dense(4, activation="tanh")
+    return Sequential([Input((None,)), Steps(), hidden, layers.GlobalAveragePooling1D(), head()])
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -140,8 +287,21 @@ MODELS: dict[str, Callable[[], Any]] = {
         masked,
         remat,
         counting,
+        seen,
+        conv,
+        embedding,
+        attention,
+        group_norm,
+        spectral,
+        adapted,
+        shared,
+        subclassed,
+        lora,
+        lengths,
     )
 } | {
+    "lstm": lambda: recurrent("LSTM"),
+    "gru": lambda: recurrent("GRU"),
     "batch_norm": normal,
     "own_step": lambda touch="nothing": keras_steps.own_step(dense(), touch),
     "gan": lambda: keras_steps.gan(dense(), scaled=True),
@@ -221,34 +381,35 @@ OF_ONE_NUMBER = ("one_number", "class_of_one_number")
 # ---- optimizers ----
 
 
-def _accumulating() -> Any:
-    import keras
-
-    return keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
-
-
-def _loss_scaled() -> Any:
+def _loss_scaled(**more: Any) -> Any:
     import keras
 
     return keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.5, momentum=0.5), initial_scale=8.0, dynamic_growth_steps=3
+        keras.optimizers.SGD(0.5, momentum=0.5, **more), initial_scale=8.0, dynamic_growth_steps=3
     )
 
 
-def _of(kind: str, **options: Any) -> Callable[[], Any]:
-    def make() -> Any:
+def _scheduled(**more: Any) -> Any:
+    import keras
+
+    rate = keras.optimizers.schedules.CosineDecay(0.5, 8, alpha=0.1)
+    return keras.optimizers.SGD(rate, momentum=0.5, **more)
+
+
+def _of(kind: str, **options: Any) -> Callable[..., Any]:
+    def make(**more: Any) -> Any:
         import keras
 
-        return getattr(keras.optimizers, kind)(**options)
+        return getattr(keras.optimizers, kind)(**options, **more)
 
     return make
 
 
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "sgd": _of("SGD", learning_rate=0.5),
     "momentum": _of("SGD", learning_rate=0.3, momentum=0.9, nesterov=True),
     "adam": _of("Adam", learning_rate=0.05, epsilon=1e-3),
-    "accumulate": _accumulating,
+    "accumulate": _of("SGD", learning_rate=0.5, gradient_accumulation_steps=2),
     "clipnorm": _of("SGD", learning_rate=0.5, clipnorm=0.02),
     "global_clipnorm": _of("SGD", learning_rate=0.5, global_clipnorm=0.03),
     "clipvalue": _of("SGD", learning_rate=0.5, clipvalue=0.01),
@@ -256,7 +417,19 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
                ema_overwrite_frequency=2),
     "weight_decay": _of("AdamW", learning_rate=0.05, epsilon=1e-3, weight_decay=0.05),
     "loss_scale": _loss_scaled,
+    "schedule": _scheduled,
+    "lion": _of("Lion", learning_rate=0.02),
+    "adafactor": _of("Adafactor", learning_rate=0.1),
+    "nadam": _of("Nadam", learning_rate=0.05, epsilon=1e-3),
+    "ftrl": _of("Ftrl", learning_rate=0.3, l1_regularization_strength=1e-3),
+    "rmsprop": _of("RMSprop", learning_rate=0.02, epsilon=1e-3, centered=True, momentum=0.5),
+    "amsgrad": _of("Adam", learning_rate=0.05, epsilon=1e-3, amsgrad=True, clipnorm=0.02),
+    "accumulate_adam": _of("AdamW", learning_rate=0.05, epsilon=1e-3, weight_decay=0.05,
+                           gradient_accumulation_steps=3, global_clipnorm=0.03, use_ema=True),
+    "muon": _of("Muon", learning_rate=0.02, epsilon=1e-3),
 }  # fmt: skip
+AVERAGING = ("ema", "accumulate_adam")
+ACCUMULATING = ("accumulate", "accumulate_adam")
 
 # ---- metrics ----
 
@@ -350,6 +523,27 @@ def _largest() -> Any:
     return Largest()
 
 
+def _of_first_column(kind: str, **options: Any) -> Callable[[], Any]:
+    """A metric of class numbers, which are in the first column."""
+
+    def make() -> Any:
+        import keras
+
+        class Sparse(getattr(keras.metrics, kind)):  # type: ignore[misc]
+            def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> None:
+                super().update_state(y[:, :1], out, sample_weight)
+
+        return Sparse(name="sparse", **options)
+
+    return make
+
+
+def _of_function() -> Any:
+    import keras
+
+    return keras.metrics.MeanMetricWrapper(_each, name="function")
+
+
 def _metric(kind: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
         import keras
@@ -394,10 +588,17 @@ METRICS: dict[str, tuple[str, Callable[[], Any]]] = {  # the key in logs, and wh
     "own_state": ("apart", _own_state),
     "dice": ("_dice", lambda: _dice),
     "largest": ("largest", _largest),
+    "function": ("function", _of_function),
+    "half": ("half", _metric("MeanAbsoluteError", name="half", dtype="float16")),
+    "sparse": ("sparse", _of_first_column("SparseCategoricalAccuracy")),
+    "sparse_top": ("sparse", _of_first_column("SparseTopKCategoricalAccuracy", k=1)),
+    "sparse_entropy": ("sparse", _of_first_column("SparseCategoricalCrossentropy")),
 } | {
     kind: (kind.lower(), _metric(kind, name=kind.lower(), **options))
     for kind, options in (CLASSES | OF_TWO_COLUMNS).items()
 }
+SPARSE = ("sparse", "sparse_top", "sparse_entropy")
+SMOOTH = ("none", "mean", "weighted", "sum", "own_mean", "own_state", "function", "largest")
 OF_ITS_STATE = ("true_positives", "sum", "own_state")
 
 # ---- data ----
@@ -414,10 +615,14 @@ def samples(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray | None
     if program["model"] == "masked":
         x[::3, 2:] = 0
         y = y[..., None]
-    if program["optimizer"] == "loss_scale":
+    if overflows(program):
         x[BATCH, 0] = np.inf  # its gradient is no number, on the rank that has it
     weights = (np.arange(1, count + 1) % 3).astype(np.float32) if has_weights(program) else None
     return x, y, weights
+
+
+def overflows(program: Program) -> bool:
+    return program["optimizer"] == "loss_scale" or program["precision"] == "mixed_float16"
 
 
 def has_weights(program: Program) -> bool:

@@ -28,7 +28,7 @@ def own_step(inner: Any, touch: str) -> Any:
 def _norm(gradients: Any) -> Any:
     from keras import ops
 
-    return ops.sqrt(sum(ops.sum(ops.square(g)) for g in gradients))
+    return ops.sqrt(sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients))
 
 
 def _clipped(gradients: Any) -> Any:
@@ -36,15 +36,15 @@ def _clipped(gradients: Any) -> Any:
     from keras import ops
 
     factor = 0.05 / ops.maximum(_norm(gradients), 0.05)
-    return [g * factor for g in gradients]
+    return [g * ops.cast(factor, g.dtype) for g in gradients]
 
 
 def _left_out(gradients: Any) -> Any:
     """A step of large gradients does nothing."""
     from keras import ops
 
-    is_small = ops.cast(_norm(gradients) < 0.2, "float32")
-    return [g * is_small for g in gradients]
+    is_small = _norm(gradients) < 0.2
+    return [g * ops.cast(is_small, g.dtype) for g in gradients]
 
 
 TOUCHES = {

@@ -83,18 +83,20 @@ FIT_LEFT_OUT = keras_fronts.left_out("tensorflow") | {
 
 
 def loop(program: Program, parallel: bool) -> Result:
-    import keras
+    with keras_fronts.begun(program, _rank() if parallel else 0):
+        return _looped(program, parallel)
+
+
+def _looped(program: Program, parallel: bool) -> Result:
     import tensorflow as tf
 
-    keras.backend.clear_session()
     strategy = strategy_of(program) if parallel else tf.distribute.get_strategy()
-    keras.utils.set_random_seed(_rank() if parallel else 0)
     with strategy.scope():
         model = parts.MODELS[program["model"]]()
         if program["model"] == "batch_norm":
             model = parts.normal(synchronized=parallel)
         groups = groups_of(program, model)
-        optimizers = [parts.OPTIMIZERS[program["optimizer"]]() for _ in groups]
+        optimizers = [_optimizer(program) for _ in groups]
         for optimizer, variables in zip(optimizers, groups, strict=True):
             optimizer.build(variables)
         metric = METRICS[program["metrics"]]()
@@ -111,6 +113,15 @@ def loop(program: Program, parallel: bool) -> Result:
     losses += [float(optimizer.iterations) for optimizer in optimizers]
     return Result(before, keras_fronts.weights_of(model),
                   [each if math.isfinite(each) else -1.0 for each in losses])  # fmt: skip
+
+
+def _optimizer(program: Program) -> Any:
+    """Keras wraps it only in compile()."""
+    import keras
+
+    made = parts.OPTIMIZERS[program["optimizer"]]()
+    scales = program["precision"] == "mixed_float16"
+    return keras.optimizers.LossScaleOptimizer(made) if scales else made
 
 
 def groups_of(program: Program, model: Any) -> list[list[Any]]:
@@ -179,19 +190,18 @@ TOUCHES: dict[str, Callable[[Any], Any]] = {
 
 METRICS: dict[str, Callable[[], Any]] = {"none": lambda: None} | {
     name: parts.METRICS[name][1] for name in (
-        "accuracy", "true_positives", "precision", "auc", "own_mean", "own_state")
+        "accuracy", "true_positives", "precision", "auc", "own_mean", "own_state", "sparse",
+        "function")
 }  # fmt: skip
 
 
-def _dataset(program: Program) -> Any:
-    import tensorflow as tf
+def _distributed(kind: str) -> Callable[[Any, Program], Any]:
+    def read(strategy: Any, program: Program) -> Any:
+        given = tuple(each for each in parts.samples(program) if each is not None)
+        dataset = keras_fronts.SOURCES[kind](given, BATCH, program)
+        return strategy.experimental_distribute_dataset(dataset)
 
-    given = tuple(each for each in parts.samples(program) if each is not None)
-    return tf.data.Dataset.from_tensor_slices(given).batch(BATCH)
-
-
-def _distributed(strategy: Any, program: Program) -> Any:
-    return strategy.experimental_distribute_dataset(_dataset(program))
+    return read
 
 
 def _from_function(strategy: Any, program: Program) -> Any:
@@ -215,7 +225,10 @@ def _from_function(strategy: Any, program: Program) -> Any:
     return strategy.distribute_datasets_from_function(of_worker)
 
 
-READERS = {"distributed": _distributed, "from_function": _from_function}
+READERS = {
+    "distributed": _distributed("dataset"), "from_function": _from_function,
+    "remainder": _distributed("remainder"), "padded": _distributed("padded"),
+}  # fmt: skip
 
 
 def _summed(strategy: Any, step: Any) -> Any:
@@ -269,16 +282,22 @@ LOOP_LEFT_OUT = {
         "model=add_loss batches=uneven,one",
     ],
     "Keras clips each replica's gradients by themselves": [
-        "optimizer=clipnorm,global_clipnorm,clipvalue",
+        "optimizer=clipnorm,global_clipnorm,clipvalue,amsgrad,accumulate_adam",
     ],
-    "the loss is scaled by one optimizer": ["optimizer=loss_scale groups=two"],
+    "what is rounded may be on either side of a threshold": [
+        f"{keras_fronts.ROUNDED} metrics!={','.join(parts.SMOOTH)}",
+        f"{keras_fronts.ROUNDED} optimizer=lion,muon",
+    ],
+    "the loss is scaled by one optimizer": [
+        f"{each} groups=two" for each in keras_fronts.OVERFLOWS
+    ],
     "gradients that are scaled cannot be clipped by their size": [
-        "optimizer=loss_scale touch=clip_sum",
+        f"{each} touch=clip_sum" for each in keras_fronts.OVERFLOWS
     ],
-    "an infinity stays in statistics": ["optimizer=loss_scale model=batch_norm"],
     # A replica without samples of a batch puts the states of its layers back.
     "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
-}
+    "each replica counts its own samples": ["model=seen"],
+} | keras_fronts.OF_OVERFLOWS
 
 
 FIT = {
@@ -286,9 +305,14 @@ FIT = {
     "model": [*parts.MODELS, *STEPS],
     "strategy": STRATEGIES,
 }
-OF_LOOPS = ("dense", "tied", "frozen", "frozen_norm", "add_loss", "batch_norm", "counting")
+OF_LOOPS = (
+    "dense", "tied", "frozen", "frozen_norm", "add_loss", "batch_norm", "counting", "seen", "conv",
+    "embedding", "lstm", "gru", "attention", "group_norm", "spectral", "adapted", "shared", "lora",
+    "lengths",
+)  # fmt: skip
 LOOP = {
     "model": list(OF_LOOPS),
+    "precision": keras_fronts.PRECISIONS,
     "loss": ["average", "sum", "mean"],
     "weights": ["none", "samples"],
     "optimizer": list(parts.OPTIMIZERS),
