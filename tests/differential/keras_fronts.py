@@ -320,9 +320,7 @@ def _trained(setting: Setting) -> Result:
                   [each if math.isfinite(each) else -1.0 for each in told])  # fmt: skip
 
 
-def fitted(
-    setting: Setting, model: Any, epochs: range, more: Sequence[Any] = ()
-) -> list[float]:
+def fitted(setting: Setting, model: Any, epochs: range, more: Sequence[Any] = ()) -> list[float]:
     """The logs of fit() for these epochs, as one list."""
     program = setting.program
     chosen = {"class_weight": {0: 1.0, 1: 3.0}} if program["weights"] == "classes" else {}
@@ -518,6 +516,9 @@ def left_out(backend: str) -> dict[str, list[str]]:
         found["torch.compile takes minutes"] = ["run=jit"]
     if backend == "jax":
         found["a metric has no state in call() under fit() on JAX"] = ["model=subclassed"]
+        found["after an interruption Keras on JAX lacks averages"] = [
+            f"midway=restore optimizer={','.join(parts.AVERAGING)}",
+        ]
         found["JAX has float64 if a process says so before it begins"] = ["precision=float64"]
         found["a step on JAX is a function of states"] = [GANS]
     return found
