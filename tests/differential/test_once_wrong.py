@@ -105,6 +105,8 @@ ONCE_WRONG = [
     "front=strategy.fit loss=ignoring",
     # Each rank added the sum over its own samples.
     "front=keras.model_torch model=add_losses batches=one",
+    # A part without samples held back a state that follows from weights; each part normalized them.
+    "front=keras.model_torch model=spectral options=logical batches=one",
     # Weights that a program moved between steps were refused, or stale.
     "front=torch.hook options=sharded weights=half_and_back",
     "front=torch.global options=sharded weights=share_memory",

@@ -15,7 +15,7 @@ from farandole.data._logical import fold
 from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.marks import Shared, marked_outputs, of_shared
-from farandole.keras._global.normalization import own_states
+from farandole.keras._global.normalization import own_states, spectral_layers
 from farandole.keras._global.steps import Steps
 from farandole.keras._global.sums import sum_over_ranks
 from farandole.keras._present import present
@@ -35,7 +35,8 @@ class _State(NamedTuple):
 
 
 class _Roles:
-    """The variables that a step changes besides the weights: seeds, and those to average."""
+    """The variables that a step changes besides the weights: seeds, and those to average. And the
+    weights that it changes before there are gradients: every part begins with the same kernels."""
 
     def __init__(self, model: Any) -> None:
         seeds = set(map(id, seed_states(model)))
@@ -44,8 +45,11 @@ class _Roles:
         self.averaged = [
             i for i, v in others if i not in self._seeds and keras.backend.is_float_dtype(v.dtype)
         ]
-        own = own_states(model)
-        self.kept = [i for i in self.averaged if id(others[i][1]) not in own]
+        spectral = spectral_layers(model)
+        self.kernels = [layer.kernel for layer in spectral]
+        states = {id(v) for layer in spectral for v in layer.non_trainable_variables}
+        changing = own_states(model) | states
+        self.kept = [i for i in self.averaged if id(others[i][1]) not in changing]
 
     def moved(self, others: _Values, part: Any, sign: int) -> _Values:
         """The values with a part's own seeds (sign 1), or with the common ones again (sign -1)."""
@@ -226,18 +230,23 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
         return [tf.identity(v.value) for v in variables]
 
     def write(others: _Values, metrics: _Values) -> None:
-        variables = [*model.non_trainable_variables, *model.metrics_variables]
-        for variable, value in zip(variables, [*others, *metrics], strict=True):
+        put([*model.non_trainable_variables, *model.metrics_variables], [*others, *metrics])
+
+    def put(variables: _Values, values: _Values) -> None:
+        for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
     def step(own: Callable[[Any], Any], shared: Shared, label: str) -> _State:
         others, metrics = read(model.non_trainable_variables), read(model.metrics_variables)
+        kernels = parts.roles.kernels
+        begun = read(kernels)
         states = []
         parts.begin()
         for part, each in parts.of(shared):
 
             def call(batch: Any, others: _Values, metrics: _Values, part: int = part) -> Any:
                 write(others, metrics)
+                put(kernels, begun)
                 with parts.drawing(part) if on_torch else nullcontext():
                     logs = own(batch)
                 return logs, read(model.non_trainable_variables), read(model.metrics_variables)

@@ -61,9 +61,8 @@ class Normalization:
         these layers, and those of SpectralNormalization, which follow from weights."""
         if _world.size() == 1:
             return set()
-        spectral = keras.layers.SpectralNormalization
-        others = [each for each in self._model._flatten_layers() if isinstance(each, spectral)]
-        return {id(v) for layer in (*self.joint(), *others) for v in layer.non_trainable_variables}
+        layers = [*self.joint(), *spectral_layers(self._model)]
+        return {id(v) for layer in layers for v in layer.non_trainable_variables}
 
     def row(self) -> str:
         """A line that ranks compare."""
@@ -169,6 +168,12 @@ def average_statistics(model: Any) -> None:
     for i in apart:
         mean = _host.all_reduce(values[i].astype(np.float64), "mean", f"moving average {i}")
         variables[i].assign(mean.astype(values[i].dtype))
+
+
+def spectral_layers(model: Any) -> list[Any]:
+    """Layers that change their kernel, and a state, as they are called, by the kernel alone."""
+    kind = keras.layers.SpectralNormalization
+    return [each for each in model._flatten_layers() if isinstance(each, kind)]
 
 
 def own_states(model: Any) -> set[int]:
