@@ -78,7 +78,7 @@ def train() -> dict[str, str]:
         callbacks=[each],
         verbose=0,
     )
-    return {
+    results = {
         "weights": _digest(*model.get_weights()),
         "optimizer": _digest(*(keras.ops.convert_to_numpy(v) for v in model.optimizer.variables)),
         "history": repr(history.history),
@@ -86,6 +86,9 @@ def train() -> dict[str, str]:
         "evaluate": repr(model.evaluate(X, Y, batch_size=7, verbose=0)),
         "predict": _digest(model.predict(X, batch_size=7, verbose=0)),
     }
+    model.layers[0].trainable = False  # statistics have other places among what is not trained
+    _compiled(model).fit(X, Y, batch_size=BATCH, verbose=0)
+    return results | {"weights behind a frozen layer": _digest(*model.get_weights())}
 
 
 @pytest.mark.timeout(400)

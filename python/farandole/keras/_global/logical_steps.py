@@ -38,9 +38,10 @@ class _Roles:
     """The variables that a step changes besides the weights: seeds, and those to average. And the
     weights that it changes before there are gradients: every part begins with the same kernels."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, untrained: list[Any]) -> None:
+        self.untrained = untrained
         seeds = set(map(id, seed_states(model)))
-        others = list(enumerate(model.non_trainable_variables))
+        others = list(enumerate(untrained))
         self._seeds = {i for i, v in others if id(v) in seeds}
         self.averaged = [
             i for i, v in others if i not in self._seeds and keras.backend.is_float_dtype(v.dtype)
@@ -78,13 +79,14 @@ class _Parts:
         self.model, self.steps, self.block, self.seed = model, steps, steps.block, seed
         self._told: dict[str, list[str] | None] = {}  # by label: names of what its steps log
         self._begun = 0  # steps
-        self._roles: _Roles | None = None  # once the model has its variables
+        self._roles: _Roles | None = None  # of the variables that the model now does not train
         self._known: tuple[list[Any], set[str]] = [], set()  # metrics; their names in logs
 
     @property
     def roles(self) -> _Roles:
-        if self._roles is None:
-            self._roles = _Roles(self.model)
+        untrained = self.model.non_trainable_variables
+        if self._roles is None or not _are_same(self._roles.untrained, untrained):
+            self._roles = _Roles(self.model, untrained)
         return self._roles
 
     def state(
@@ -178,6 +180,10 @@ class _Parts:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(seed))
             yield
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    return list(map(id, some)) == list(map(id, others))
 
 
 def _number(value: Any) -> Any:
