@@ -463,6 +463,13 @@ OF_OVERFLOWS = {
     "an infinity is no word": [f"{each} model=embedding" for each in OVERFLOWS],
     "Keras scales a loss once": ["optimizer=loss_scale precision=mixed_float16"],
 }
+# Keras on TensorFlow takes each time that a row was looked up for a row; farandole adds them up, so
+# that squares and norms are those of a dense gradient (docs/keras.md).
+OF_ROWS = {
+    "Keras squares and clips the rows of a sparse gradient as often as they were looked up": [
+        f"model=embedding optimizer!={','.join(parts.LINEAR)}",
+    ],
+}
 ROUNDED = "precision=mixed_bfloat16,mixed_float16"
 SETS_RATE = "plateau,schedule,batches,function,function_of_batches"
 OF_LOSS = "batches,function,function_of_batches"
@@ -505,6 +512,7 @@ def left_out(backend: str) -> dict[str, list[str]]:
         ],
     } | OF_OVERFLOWS  # fmt: skip
     if backend == "tensorflow":
+        found |= OF_ROWS
         found["Keras adds losses to one number, not to many"] = [
             "loss=none model=add_loss,add_losses,tied",
         ]

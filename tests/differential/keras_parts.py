@@ -429,6 +429,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "muon": _of("Muon", learning_rate=0.02, epsilon=1e-3),
 }  # fmt: skip
 AVERAGING = ("ema", "accumulate_adam")
+LINEAR = ("sgd", "momentum", "accumulate", "ema", "schedule")  # in the rows of a gradient
 ACCUMULATING = ("accumulate", "accumulate_adam")
 
 # ---- metrics ----

@@ -285,7 +285,7 @@ LOOP_LEFT_OUT = {
         "optimizer=clipnorm,global_clipnorm,clipvalue,amsgrad,accumulate_adam",
     ],
     "what is rounded may be on either side of a threshold": [
-        f"{keras_fronts.ROUNDED} metrics!={','.join(parts.SMOOTH)}",
+        f"{keras_fronts.ROUNDED} metrics=accuracy,true_positives,precision,auc,sparse",
         f"{keras_fronts.ROUNDED} optimizer=lion,muon",
     ],
     "the loss is scaled by one optimizer": [
@@ -297,7 +297,12 @@ LOOP_LEFT_OUT = {
     # A replica without samples of a batch puts the states of its layers back.
     "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
     "each replica counts its own samples": ["model=seen"],
-} | keras_fronts.OF_OVERFLOWS
+    "TensorFlow clips the rows of a sparse gradient as often as they were looked up": [
+        "model=embedding touch=clip_sum",
+    ],
+    **keras_fronts.OF_OVERFLOWS,
+    **keras_fronts.OF_ROWS,
+}
 
 
 FIT = {
