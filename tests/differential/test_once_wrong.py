@@ -107,6 +107,8 @@ ONCE_WRONG = [
     "front=keras.model_torch model=add_losses batches=one",
     # A part without samples held back a state that follows from weights; each part normalized them.
     "front=keras.model_torch model=spectral options=logical batches=one",
+    # One rank refused to read averages, and the other waited.
+    "front=strategy.fit callbacks=swap_ema optimizer=ema strategy=CentralStorageStrategy",
     # Weights that a program moved between steps were refused, or stale.
     "front=torch.hook options=sharded weights=half_and_back",
     "front=torch.global options=sharded weights=share_memory",

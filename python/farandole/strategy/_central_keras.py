@@ -65,6 +65,27 @@ def _finalized(own: Callable[..., Any]) -> Callable[..., Any]:
     return finalize_variable_values
 
 
+@functools.cache
+def teach_swapping(callback: Any) -> None:
+    """SwapEMAWeights, which exchanges variables and their averages between two epochs."""
+    for name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
+        setattr(callback, name, _swapped(getattr(callback, name)))
+
+
+def _swapped(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def method(self: Any, optimizer: Any) -> None:
+        central = _central_of(optimizer)
+        if central is None:
+            own(self, optimizer)
+            return
+        with central.central_update():
+            own(self, optimizer)
+        central.publish([raw(each) for each in optimizer._trainable_variables])
+
+    return method
+
+
 def _added(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:

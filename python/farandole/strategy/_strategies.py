@@ -38,6 +38,7 @@ def teach_keras() -> None:
     if keras is not None:
         _keras.teach(keras.Model)
         _central_keras.teach(keras.optimizers)
+        _central_keras.teach_swapping(keras.callbacks.SwapEMAWeights)
         _loops.teach(keras.optimizers)
         _loops.teach_normalization(keras.layers.BatchNormalization)
         _loops.teach_spectral(keras.layers.SpectralNormalization)
