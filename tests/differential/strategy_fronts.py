@@ -297,6 +297,9 @@ LOOP_LEFT_OUT = {
     # A replica without samples of a batch puts the states of its layers back.
     "a fault that stands, of a state that counts batches": ["model=counting batches=one"],
     "each replica counts its own samples": ["model=seen"],
+    "a fault that stands, of a replica without rows of a length": [
+        "model=lengths data=padded batches=one",
+    ],
     "TensorFlow clips the rows of a sparse gradient as often as they were looked up": [
         "model=embedding touch=clip_sum",
     ],
