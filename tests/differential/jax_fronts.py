@@ -88,7 +88,70 @@ def scanned() -> tuple[Parameters, Apply]:
     return parameters, apply
 
 
-MODELS = {each.__name__: each for each in (mlp, tied, stopped, odd, turned, integer, scanned)}
+def nested() -> tuple[Parameters, Apply]:
+    """Parameters in tuples, lists and dicts, with places where there is none."""
+    import jax.numpy as jnp
+
+    body = ({"kernel": _normal(WIDTH, 6), "bias": None}, [None, {"kernel": _normal(6, 6, seed=2)}])
+    parameters = {"w": body, "nothing": None, "head": (_normal(6, 2, seed=1), None)}
+
+    def apply(p: Parameters, x: Any) -> Any:
+        first, (_, second) = p["w"]
+        return jnp.tanh(jnp.tanh(x @ first["kernel"]) @ second["kernel"]) @ p["head"][0]
+
+    return parameters, apply
+
+
+def attention() -> tuple[Parameters, Apply]:
+    import jax
+    import jax.numpy as jnp
+
+    parameters = {"w": _normal(3, 2, 4), "gain": np.ones(4, np.float32), "head": _normal(8, 2)}
+
+    def apply(p: Parameters, x: Any) -> Any:
+        q, k, v = jnp.einsum("nsi,tio->tnso", x.reshape(-1, 2, 2), p["w"])
+        seen = jax.nn.softmax(jnp.einsum("nso,nto->nst", q, k)) @ v
+        normal = jax.nn.standardize(seen, epsilon=1e-2) * p["gain"]
+        return normal.reshape(-1, 8) @ p["head"]
+
+    return parameters, apply
+
+
+def recomputed() -> tuple[Parameters, Apply]:
+    import jax
+
+    parameters, apply = mlp()
+    return parameters, jax.checkpoint(apply, policy=jax.checkpoint_policies.dots_saveable)
+
+
+def by_own_rule() -> tuple[Parameters, Apply]:
+    """With a derivative of the program's own."""
+    import jax
+
+    parameters, apply = mlp()
+    halved = jax.custom_vjp(lambda w: w)
+    halved.defvjp(lambda w: (w, None), lambda _, g: (g * 0.5,))
+    return parameters, lambda p, x: apply(p | {"w": halved(p["w"])}, x)
+
+
+def rows() -> tuple[Parameters, Apply]:
+    """Each sample reads rows of a table."""
+    parameters = {"w": _normal(5, 3), "head": _normal(3, 2, seed=1)}
+
+    def apply(p: Parameters, x: Any) -> Any:
+        read = (abs(x) * 2).astype(int).clip(0, 4)
+        return p["w"][read].sum(1) @ p["head"]
+
+    return parameters, apply
+
+
+MODELS = {
+    each.__name__: each
+    for each in (
+        mlp, tied, stopped, odd, turned, integer, scanned, nested, attention, recomputed,
+        by_own_rule, rows,
+    )
+}  # fmt: skip
 
 # ---- losses: of outputs, targets and weights of samples ----
 
@@ -114,8 +177,15 @@ def _labels(parameters: Parameters) -> Parameters:
             for k, v in parameters.items()}  # fmt: skip
 
 
+def _kernels(parameters: Parameters) -> Parameters:
+    import jax
+
+    return jax.tree.map(lambda p: np.ndim(p) > 1, parameters)
+
+
 def inner_of(program: Program) -> Any:
     import optax
+    from optax import contrib
 
     kinds: dict[str, Callable[[], Any]] = {
         "sgd": lambda: optax.sgd(0.1),
@@ -128,6 +198,25 @@ def inner_of(program: Program) -> Any:
             {"slow": optax.set_to_zero(), "fast": optax.adam(0.05, eps=1e-3)}, _labels),
         "schedule": lambda: optax.sgd(optax.exponential_decay(0.2, 1, 0.7)),
         "ema": lambda: optax.chain(optax.ema(0.5), optax.sgd(0.1)),
+        "lion": lambda: optax.lion(0.02, weight_decay=0.1),
+        "adafactor": lambda: optax.adafactor(0.1, min_dim_size_to_factor=2),
+        "rmsprop": lambda: optax.rmsprop(0.01, eps=1e-3, centered=True, momentum=0.5),
+        "muon": lambda: contrib.muon(0.05),
+        "lbfgs": lambda: optax.lbfgs(0.1, linesearch=None),
+        "polyak": lambda: optax.polyak_sgd(0.1),
+        "plateau": lambda: optax.chain(
+            optax.sgd(0.1), contrib.reduce_on_plateau(0.5, patience=1, rtol=0.3)),
+        "schedule_free": lambda: contrib.schedule_free_sgd(0.1),
+        "masked": lambda: optax.chain(
+            optax.masked(optax.add_decayed_weights(0.3), _kernels), optax.sgd(0.1)),
+        "adaptive_clip": lambda: optax.chain(optax.adaptive_grad_clip(0.05), optax.sgd(0.1)),
+        "clip_values": lambda: optax.chain(
+            optax.clip(0.05), optax.scale_by_adam(eps=1e-3), optax.scale_by_learning_rate(
+                optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 6))),
+        "centralize": lambda: optax.chain(optax.centralize(), optax.normalize_by_update_norm(),
+                                          optax.sgd(0.1)),
+        "noise": lambda: optax.noisy_sgd(0.1, eta=0.01, key=3),
+        "zero_nans": lambda: optax.chain(optax.zero_nans(), optax.trace(0.5), optax.scale(-0.05)),
         "finite": lambda: optax.apply_if_finite(optax.sgd(0.1), 5),
     }  # fmt: skip
     return kinds[program["optimizer"]]()
@@ -155,6 +244,10 @@ class Setting:
     def told(self, loss: Any) -> Any:
         return loss
 
+    def value(self, loss: Any) -> Any:
+        """The loss that the optimizer decides by."""
+        return self.told(loss)
+
 
 class Ranks(Setting):
     def __init__(self, program: Program) -> None:
@@ -163,7 +256,9 @@ class Ranks(Setting):
         super().__init__(program)
         self.fdj, self.rank, self.size = fdj, fdj.rank(), fdj.size()
         self.options: dict[str, Any] = {"op": "sum" if self.sums else "mean"}
-        self.options |= {"none": {}, "small": {"bucket_bytes": 64}}[program["options"]]
+        self.options |= {
+            "none": {}, "small": {"bucket_bytes": 64}, "named": {"name": "mine"},
+        }[program["options"]]  # fmt: skip
 
     def started(self, parameters: Parameters) -> Parameters:
         import jax
@@ -180,6 +275,9 @@ class Distributed(Ranks):
     def reducing(self, optimizer: Any) -> Any:
         return self.fdj.distributed(optimizer, **self.options)
 
+    def value(self, loss: Any) -> Any:
+        return self.told(loss) if self.sums else loss  # of a mean it takes care itself
+
 
 class ByHand(Ranks):
     def whole(self, gradients: Any) -> Any:
@@ -194,6 +292,14 @@ def optimizer_of(setting: Setting) -> Any:
 
     program = setting.program
     inner = inner_of(program)
+    if program["around"] == "partition":  # an optimizer for each part of the parameters
+        parts = {label: setting.reducing(inner_of(program)) for label in ("slow", "fast")}
+        return optax.with_extra_args_support(optax.multi_transform(parts, _labels))
+    if program["around"] == "inject":
+        scaled = lambda scale: setting.reducing(optax.chain(inner, optax.scale(scale)))  # noqa: E731
+        return optax.inject_hyperparams(scaled)(scale=optax.linear_schedule(1.0, 0.5, 3))
+    if program["around"] == "chain":
+        return optax.chain(setting.reducing(inner), optax.add_decayed_weights(-0.01))
     if program["accumulate"] == "inside":
         return setting.reducing(optax.MultiSteps(inner, 2).gradient_transformation())
     optimizer = setting.reducing(inner)
@@ -206,6 +312,8 @@ def touched(program: Program, gradients: Any) -> Any:
     import jax
     import optax
 
+    if program["touch"] == "centralize":
+        return optax.centralize().update(gradients, optax.EmptyState())[0]
     if program["touch"] == "scale":
         return jax.tree.map(lambda g: g * 0.5, gradients)
     if program["touch"] == "clip":
@@ -230,23 +338,32 @@ def train(setting: Setting) -> Result:
 
     program = setting.program
     parameters, apply = MODELS[program["model"]]()
-    before = parameters
-    parameters = jax.tree.map(jax.numpy.asarray, setting.started(parameters))
+    half = program["precision"] == "parameters"
+    kind = {np.dtype(np.float32): jax.numpy.bfloat16} if half else {}
+    before = jax.tree.map(lambda p: np.asarray(p, kind.get(np.asarray(p).dtype)), parameters)
+    parameters = jax.tree.map(jax.numpy.asarray, setting.started(before))
     optimizer = optimizer_of(setting)
     loss_of = LOSSES[program["loss"]]
 
     @jax.jit  # in an eager step, too, whose programs would be one for each operation
     def backward(parameters: Parameters, batch: Any) -> Any:
         x, y, weights = batch
-        of_all = jax.value_and_grad(lambda p: loss_of(apply(p, x), y, weights), allow_int=True)
-        loss, gradients = of_all(parameters)
+
+        def of(p: Parameters) -> Any:
+            if program["precision"] == "computing":
+                p, inputs = jax.tree.map(_halved, (p, x))
+                return loss_of(apply(p, inputs).astype(np.float32), y, weights)
+            return loss_of(apply(p, x), y, weights)
+
+        loss, gradients = BACKWARDS[program["backward"]](of, parameters)
         return loss, jax.tree.map(_as_optax_takes_it, gradients, parameters)
 
     def step(carried: Any, batch: Any) -> Any:
         parameters, state = carried
         loss, gradients = backward(parameters, batch)
         gradients = touched(program, setting.whole(gradients))
-        updates, state = optimizer.update(gradients, state, parameters)
+        value = {"value": setting.value(loss)} if program["optimizer"] in BY_VALUE else {}
+        updates, state = optimizer.update(gradients, state, parameters, **value)
         return (optax.apply_updates(parameters, updates), state), setting.told(loss)
 
     carried = (parameters, optimizer.init(parameters))
@@ -254,6 +371,37 @@ def train(setting: Setting) -> Result:
     losses = [float(loss) for loss in losses]
     return Result(_by_name(before), _by_name(carried[0]),
                   [loss if np.isfinite(loss) else -1.0 for loss in losses])  # fmt: skip
+
+
+def _halved(array: Any) -> Any:
+    import jax.numpy as jnp
+
+    return array.astype(jnp.bfloat16) if array.dtype == jnp.float32 else array
+
+
+def _with_aux(of: Any, parameters: Parameters) -> Any:
+    import jax
+
+    both = jax.value_and_grad(lambda p: (of(p), {"seen": 1.0}), has_aux=True, allow_int=True)
+    (loss, _), gradients = both(parameters)
+    return loss, gradients
+
+
+def _by_vjp(of: Any, parameters: Parameters) -> Any:
+    import jax
+
+    loss, back = jax.vjp(of, parameters)
+    return loss, back(jax.numpy.ones_like(loss))[0]
+
+
+def _by_value_and_grad(of: Any, parameters: Parameters) -> Any:
+    import jax
+
+    return jax.value_and_grad(of, allow_int=True)(parameters)
+
+
+BACKWARDS = {"value_and_grad": _by_value_and_grad, "aux": _with_aux, "vjp": _by_vjp}
+BY_VALUE = ("polyak", "plateau")
 
 
 def _as_optax_takes_it(gradient: Any, parameter: Any) -> Any:
@@ -291,8 +439,28 @@ def _scanned(step: Any, carried: Any, data: Any) -> Any:
     return jax.jit(lambda carried, data: jax.lax.scan(step, carried, data))(carried, data)
 
 
+def _compiled(step: Any, carried: Any, data: Any) -> Any:
+    import jax
+
+    first = tuple(each[0] for each in data)
+    return _one_by_one(jax.jit(step).lower(carried, first).compile(), carried, data)
+
+
+def _branching(step: Any, carried: Any, data: Any) -> Any:
+    """The last step is left out, on all ranks."""
+    import jax
+
+    def perhaps(carried: Any, numbered: Any) -> Any:
+        number, *batch = numbered
+        still = lambda carried, _: (carried, jax.numpy.zeros(()))  # noqa: E731
+        return jax.lax.cond(number < STEPS - 1, step, still, carried, batch)
+
+    return _scanned(perhaps, carried, (np.arange(STEPS), *data))
+
+
 RUNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "jit": _jitted, "eager": _one_by_one, "donate": _donated, "scan": _scanned,
+    "compiled": _compiled, "branching": _branching,
 }  # fmt: skip
 
 
@@ -312,12 +480,17 @@ def by(kind: Callable[[Program], Setting]) -> Callable[[Program, bool], Result]:
 COLUMNS: dict[str, list[str]] = {
     "model": list(MODELS),
     "loss": list(LOSSES),
-    "touch": ["nothing", "scale", "clip"],
+    "touch": ["nothing", "scale", "centralize", "clip"],
     "optimizer": ["sgd", "momentum", "adamw", "clip", "groups", "frozen", "schedule", "ema",
-                  "finite"],
+                  "finite", "lion", "adafactor", "rmsprop", "muon", "lbfgs", "polyak", "plateau",
+                  "schedule_free", "masked", "adaptive_clip", "clip_values", "centralize", "noise",
+                  "zero_nans"],
+    "around": ["nothing", "chain", "partition", "inject"],
+    "backward": list(BACKWARDS),
+    "precision": ["float32", "parameters", "computing"],
     "accumulate": ["one", "inside", "outside"],
     "run": list(RUNS),
-    "options": ["none", "small"],
+    "options": ["none", "small", "named"],
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ class Runner:
             self._leave(program.front, size)
             self._judge_refusal(program, outcomes)
         results = [outcome.value for outcome in outcomes]
-        tolerance = programs.TOLERANCE.get(dict(program.values).get("precision", ""), 1e-3)
+        tolerance = programs.tolerance_of(program)
         for result in results:
             if wrong := programs.difference(alone.value, result, tolerance):
                 raise Fault(wrong)

@@ -9,7 +9,19 @@ from typing import Any
 
 import programs
 from programs import BATCH, STEPS, Front, Program, Result
-from torch_parts import ACTIONS, CLOSURES, HOOKS, LOSSES, MODELS, TOUCHES, optimizers_of
+from torch_parts import (
+    ACTIONS,
+    CLOSURES,
+    HOOKS,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    SCHEDULES,
+    TOUCHES,
+    Averaging,
+    optimizers_of,
+    schedules_of,
+)
 
 # ---- one loop for all fronts ----
 
@@ -23,9 +35,25 @@ class Setting:
         torch.manual_seed(0)
         self.program = program
         self.model = MODELS[program["model"]]()
-        self.optimizers = optimizers_of(program, self.model)
         self.rank, self.size = 0, 1
+        self.make_optimizers()
         self.hook("before")
+
+    def make_optimizers(self) -> None:
+        self.optimizers = optimizers_of(self.program, self.model)
+        self.schedules: list[Any] = []
+        if self.program["schedule"].endswith("_before"):
+            self.make_schedules()
+
+    def make_schedules(self) -> None:
+        self.schedules = schedules_of(self.program, self.model, self.optimizers)
+
+    def advance(self, losses: list[float]) -> None:
+        """Schedules, after a step of those losses."""
+        goes_by_loss = self.program["schedule"] == "plateau"
+        told = [sum(self.mean_of(losses))] if goes_by_loss else []
+        for schedule in self.schedules:
+            schedule.step(*told)
 
     def hook(self, when: str) -> None:
         kind, _, at = self.program["hooks"].partition("_")
@@ -41,8 +69,12 @@ class Setting:
     def forward(self, x: Any) -> Any:
         return self.model(x)
 
-    def rows(self, number: int) -> slice:
-        return programs.rows_of(self.rank, self.size, samples_of(self.program, number))
+    def parts(self, number: int) -> Iterator[slice]:
+        """Samples of a batch that this rank computes at once, one after the other."""
+        yield programs.rows_of(self.rank, self.size, samples_of(self.program, number))
+
+    def synchronize(self) -> None:
+        """Before code of the program's own reads gradients of a window that ends early."""
 
     def scaled(self, loss: Any) -> Any:
         return loss
@@ -83,6 +115,8 @@ def train(setting: Setting) -> Result:
 
     program, model, optimizers = setting.program, setting.model, setting.optimizers
     setting.hook("after")
+    if not setting.schedules:
+        setting.make_schedules()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=program["precision"] == "scaler")
     names = {"remove_duplicate": False}  # an action may untie what was tied
     before = {n: setting.whole(p).clone().numpy() for n, p in model.named_parameters(**names)}
@@ -91,11 +125,14 @@ def train(setting: Setting) -> Result:
     def window(numbers: list[int]) -> Any:
         for number in numbers:
             with setting.accumulating() if number != numbers[-1] else nullcontext():
-                loss = loss_of(setting, number)
+                for rows in setting.parts(number):
+                    loss = loss_of(setting, number, rows)
+                    scaled = scaler.scale(setting.scaled(loss))
+                    scaled.backward(create_graph=program["backward"] == "create_graph")
                 losses.append(float(loss.detach()))
-                scaled = scaler.scale(setting.scaled(loss))
-                scaled.backward(create_graph=program["backward"] == "create_graph")
         if program["touch"] != "nothing":
+            if program["touch"] == "clamp":
+                setting.synchronize()
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             TOUCHES[program["touch"]](model)
@@ -107,13 +144,18 @@ def train(setting: Setting) -> Result:
         if program["optimizer"] in CLOSURES:
             [only] = optimizers
             only.step(lambda n=numbers, only=only: (only.zero_grad(), window(n))[1])
+            setting.advance(losses[-1:])
             continue
         window(numbers)
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
+        setting.advance(losses[-len(numbers) :])
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=program["zero"] == "none")
+    for schedule in setting.schedules:
+        if isinstance(schedule, Averaging):
+            schedule.end()
     after = {n: setting.whole(p).numpy() for n, p in model.named_parameters(**names)}
     buffers = {n: b.numpy() for n, b in model.named_buffers() if b.is_floating_point()}
     told = [each if math.isfinite(each) else -1.0 for each in setting.mean_of(losses)]
@@ -122,10 +164,10 @@ def train(setting: Setting) -> Result:
     return Result(before, programs.copied(after | buffers), told)
 
 
-def loss_of(setting: Setting, number: int) -> Any:
+def loss_of(setting: Setting, number: int, rows: slice) -> Any:
     import torch
 
-    program, rows = setting.program, setting.rows(number)
+    program = setting.program
     x, y = (torch.from_numpy(each[rows]) for each in programs.batch(number))
     weights = torch.arange(BATCH, dtype=torch.float32)[rows] / BATCH
     kind = next(p.dtype for p in setting.model.parameters() if p.is_floating_point())
@@ -147,7 +189,7 @@ class Hook(Setting):
         self.rank, self.size = hvd.rank(), hvd.size()
         if program["model"] == "batch_norm":
             self.model = hvd.convert_sync_batchnorm(self.model)
-            self.optimizers = optimizers_of(program, self.model)
+            self.make_optimizers()
         self.lay_out()
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         options: dict[str, Any] = {
@@ -164,6 +206,10 @@ class Hook(Setting):
             for optimizer in self.optimizers
         ]
         self._no_sync = program["accumulate"] == "no_sync"
+
+    def synchronize(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.synchronize()
 
     def _named(self, optimizer: Any) -> list[tuple[str, Any]]:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -196,7 +242,7 @@ class Ddp(Setting):
             "none": {}, "view": {"gradient_as_bucket_view": True}, "static": {"static_graph": True},
             "find_unused": {},
         }[program["options"]]  # fmt: skip
-        if program["model"] == "odd" or program["options"] == "find_unused":
+        if program["model"] in ("odd", "experts") or program["options"] == "find_unused":
             options["find_unused_parameters"] = True
         self._wrapped = DistributedDataParallel(self.model, **options)
 
@@ -233,7 +279,7 @@ class Fsdp(Setting):
                 if list(layer.parameters()):
                     fully_shard(layer, **options)
         fully_shard(self.model, **options)
-        self.optimizers = optimizers_of(program, self.model)
+        self.make_optimizers()
 
     def whole(self, parameter: Any) -> Any:
         return parameter.full_tensor().detach()
@@ -259,7 +305,7 @@ class Global(Setting):
         self.fd = fd
         if program["model"] == "batch_norm":
             self.model = fd.convert_sync_batchnorm(self.model)
-            self.optimizers = optimizers_of(program, self.model)
+            self.make_optimizers()
         self.rank = fd.rank()
         self.lay_out()
         self._told: list[float] = []  # losses, each with its weight
@@ -268,28 +314,34 @@ class Global(Setting):
         loader = torch.utils.data.DataLoader(samples, batch_size=BATCH)
         options: dict[str, Any] = {
             "none": {}, "groups": {"groups": 2}, "sharded": {"sharded_update": True},
+            "micro": {"micro_batch_size": 2}, "logical": {"logical_ranks": 4},
         }[program["options"]]  # fmt: skip
         self._batches = fd.GlobalBatch(loader, self.model, *self.optimizers, **options)
         self._left = iter(self._batches)
 
-    def rows(self, number: int) -> slice:  # noqa: ARG002
-        mine = next(self._left)
-        first = int(mine[0]) % BATCH if len(mine) else 0
-        return slice(first, first + len(mine))
+    def parts(self, number: int) -> Iterator[slice]:  # noqa: ARG002
+        self._told.append(0.0)
+        while True:
+            mine = next(self._left)
+            first = int(mine[0]) % BATCH if len(mine) else 0
+            yield slice(first, first + len(mine))
+            if self._batches.sync_gradients:
+                return
 
     def scaled(self, loss: Any) -> Any:
         kind = "sum" if self.program["loss"] == "sum" else "mean"
-        self._told.append(float(self._batches.scale_loss(loss.detach(), kind)))
+        self._told[-1] += float(self._batches.scale_loss(loss.detach(), kind))
         return self._batches.scale_loss(loss, kind)
 
     def close(self) -> None:
         assert next(self._left, None) is None
 
-    def mean_of(self, losses: list[float]) -> list[float]:  # noqa: ARG002
+    def mean_of(self, losses: list[float]) -> list[float]:
         import torch
 
-        told = torch.tensor(self._told, dtype=torch.float64)
-        return self.fd.allreduce(told, op=self.fd.Average).tolist()
+        told = torch.tensor(self._told[-len(losses) :], dtype=torch.float64)
+        op = self.fd.Sum if self.program["options"] == "logical" else self.fd.Average
+        return self.fd.allreduce(told, op=op).tolist()
 
 
 def by(kind: type[Setting]) -> Callable[[Program, bool], Result]:
@@ -303,8 +355,8 @@ COLUMNS: dict[str, list[str]] = {
     "loss": list(LOSSES),
     "touch": list(TOUCHES),
     "weights": list(ACTIONS),
-    "optimizer": ["sgd", "momentum", "groups", "adam", "adam_foreach", "adam_fused", "adagrad",
-                  "two", "closure", "lbfgs"],
+    "optimizer": list(OPTIMIZERS),
+    "schedule": ["none", *SCHEDULES],
     "backward": ["plain", "create_graph"],
     "hooks": ["none", *(f"{kind}_{when}" for kind in HOOKS for when in ("before", "after"))],
     "accumulate": ["one", "two", "cut", "no_sync"],
@@ -314,13 +366,19 @@ COLUMNS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-ADAMS = "adam,adam_foreach,adam_fused,two"
+ADAMS = "adam,adam_foreach,adam_fused,adam_tensor,amsgrad,adamw,nadam,radam,adafactor,muon,two"
+SIGNS = f"{ADAMS},rmsprop,rprop,adagrad,lbfgs"
+DENSE = f"{ADAMS.removesuffix(',two')},rmsprop,rprop,asgd,nesterov"
 
 BY_PYTORCH = {  # what PyTorch alone does not train
     "the signs of small gradients, which some optimizers follow, are rounding in bfloat16": [
-        f"precision=autocast optimizer={ADAMS},adagrad,lbfgs",
+        f"precision=autocast optimizer={SIGNS}",
     ],
-    "its steps grow, and rounding in bfloat16 with them": ["precision=autocast model=embedding"],
+    "its steps grow, and rounding in bfloat16 with them": [
+        "precision=autocast model=embedding,padded,max_norm",
+    ],
+    "not every CPU has recurrent layers in bfloat16": ["precision=autocast model=lstm,gru"],
+    "complex numbers have no order": ["model=odd touch=clip_values"],
     "the gradient of one number is a sum that cancels, and bfloat16 has rounded its terms": [
         "precision=autocast model=odd",
     ],
@@ -336,16 +394,36 @@ BY_PYTORCH = {  # what PyTorch alone does not train
     "LBFGS refuses gradients of other layouts and parameters of whole numbers": [
         "optimizer=lbfgs model=channels_last,integer", "optimizer=lbfgs weights=other_layout",
     ],
-    "Adam refuses sparse gradients": ["model=embedding optimizer=adam,adam_foreach,adam_fused"],
-    "clip_grad_norm_ refuses sparse gradients": ["model=embedding touch=clip"],
-    "an optimizer's state keeps its dtype": [f"weights=double optimizer={ADAMS},lbfgs"],
+    "they refuse sparse gradients": [
+        f"model=embedding optimizer={DENSE}", "model=embedding touch=clip,clip_values,clip_layers",
+    ],
+    "SparseAdam refuses dense gradients": ["model=padded,max_norm optimizer=sparse_adam"],
+    "OneCycleLR refuses optimizers without momentum": [
+        "schedule=one_cycle,one_cycle_before optimizer=rprop,asgd,adagrad,adafactor,lbfgs",
+    ],
+    "an optimizer's state keeps its dtype": [
+        f"weights=double optimizer={ADAMS},rmsprop,rprop,asgd,lbfgs",
+    ],
 }  # fmt: skip
-GLOBAL = BY_PYTORCH | {
-    "GlobalBatch has one optimizer": ["optimizer=two"],
+OWN_STATISTICS = {
+    "running statistics that no SyncBatchNorm takes are those of each rank": [
+        "model=instance_norm",
+    ],
 }
-BY_DDP = BY_PYTORCH | {  # each is the same over gloo
+GLOBAL = BY_PYTORCH | {
+    "a hook on what has accumulated sees each part of a batch": [
+        "options=micro,logical hooks=accumulated_before,accumulated_after",
+    ],
+    "GlobalBatch has one optimizer": ["optimizer=two,overlapping,muon,sparse_adam"],
+    "a fault that stands: each rank keeps running statistics of its own samples": [
+        "model=instance_norm options!=logical",
+    ],
+}
+BY_HOOK = BY_PYTORCH | OWN_STATISTICS
+BY_DDP = BY_PYTORCH | OWN_STATISTICS | {  # each is the same over gloo
     "DDP averages the gradients of ranks": ["loss=sum"],
     "DDP's statistics are those of each rank": ["model=batch_norm"],
+    "each rank scales the rows that it reads": ["model=max_norm"],
     "DDP refuses a model without gradients": ["model=nothing_to_train"],
     "DDP loses its hooks where a parameter gets another dtype": ["weights=double,half_and_back"],
     "DDP's buckets keep the layouts that parameters had": ["weights=other_layout"],
@@ -359,16 +437,21 @@ BY_DDP = BY_PYTORCH | {  # each is the same over gloo
     "DDP takes a parameter of two reentrant backwards only in a static graph": [
         "model=reentrant options!=static",
     ],
+    "static_graph=True knows the parameters of the first step": ["options=static model=experts"],
     "static_graph=True has no no_sync()": ["options=static accumulate!=one"],
 }  # fmt: skip
-BY_FSDP = BY_PYTORCH | {  # each is the same over gloo
+BY_FSDP = BY_PYTORCH | OWN_STATISTICS | {  # each is the same over gloo
     "FSDP2 averages the gradients of ranks": ["loss=sum"],
     "FSDP2's statistics are those of each rank": ["model=batch_norm"],
+    "each rank scales its part of the rows that it reads": ["model=max_norm"],
+    "FSDP2 waits for the gradients of a layer that another rank has not called": ["model=experts"],
+    "each rank would draw noise for its part": ["touch=noise"],
     "FSDP2 refuses parameters of no dimension, of other layouts, and sparse gradients": [
         "model=odd,channels_last,embedding", "weights=other_layout",
     ],
     "a DTensor has no memory to replace": ["touch=data,set", "weights=double,share_memory"],
-    "FSDP2 refuses deepcopy()": ["weights=averaged"],
+    "FSDP2 refuses deepcopy()": ["weights=averaged", "schedule=swa"],
+    "a DTensor has no place for what they write into it": ["optimizer=rprop,adafactor,muon"],
     "LBFGS flattens gradients, which uneven shards refuse": ["optimizer=lbfgs"],
     "FSDP2 knows the parameters that it has seen": ["weights=added"],
     "FSDP2 does not share layers between groups, nor between reentrant backwards": [
@@ -412,7 +495,7 @@ def table(*options: str) -> dict[str, list[str]]:
 FRONTS = {
     "torch.hook": Front(
         "torch", table("none", "groups", "sharded", "in_place", "small", "predivide"), begin_hook,
-        by(Hook), BY_PYTORCH,
+        by(Hook), BY_HOOK,
     ),
     "torch.ddp": Front(
         "torch", table("none", "view", "static", "find_unused"), begin_ddp, by(Ddp), BY_DDP
@@ -421,7 +504,9 @@ FRONTS = {
         "torch", table("none", "layers", "keep"), begin_ddp, by(Fsdp), BY_FSDP
     ),
     "torch.global": Front(
-        "torch", table("none", "groups", "sharded") | {"parts": ["even", "uneven", "short"]},
+        "torch",
+        table("none", "groups", "sharded", "micro", "logical")
+        | {"parts": ["even", "uneven", "short"]},
         begin_hook, by(Global), GLOBAL,
     ),
 }  # fmt: skip

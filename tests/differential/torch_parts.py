@@ -157,18 +157,125 @@ def batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 6, bias=False), Normal(), nn.Tanh(), nn.Linear(6, 2))
 
 
-def embedding() -> nn.Module:
+def recurrent(kind: str) -> nn.Module:
+    from torch import nn
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = getattr(nn, kind)(2, 3, num_layers=2, batch_first=True)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.cells(x.unflatten(1, (2, 2)))[0][:, -1])
+
+    return Recurrent()
+
+
+def lstm() -> nn.Module:
+    return recurrent("LSTM")
+
+
+def gru() -> nn.Module:
+    return recurrent("GRU")
+
+
+def attention() -> nn.Module:
+    from torch import nn
+
+    class Attention(nn.Module):
+        """Without the keys' bias, whose gradient is 0 but for rounding."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(2, WIDTH), nn.LayerNorm(WIDTH)
+            self.body = nn.MultiheadAttention(WIDTH, 2, bias=False, batch_first=True)
+            self.head = nn.Linear(2 * WIDTH, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(self.first(x.unflatten(1, (2, 2))))
+            return self.head((x + self.body(x, x, x, need_weights=False)[0]).flatten(1))
+
+    return Attention()
+
+
+def group_norm() -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(WIDTH, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def instance_norm() -> nn.Module:
+    """With running statistics, the mean of those of its samples."""
+    from torch import nn
+
+    norm = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
+    body = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1, bias=False))
+    return nn.Sequential(body, norm, nn.Tanh(), nn.Flatten(), nn.Linear(27, 2))
+
+
+def weight_norm() -> nn.Module:
+    from torch import nn
+
+    model = mlp()
+    nn.utils.parametrizations.weight_norm(model[0])  # type: ignore[index]
+    return model
+
+
+def spectral_norm() -> nn.Module:
+    """Each forward pass moves its buffers."""
+    from torch import nn
+
+    model = mlp()
+    nn.utils.parametrizations.spectral_norm(model[0])  # type: ignore[index]
+    return model
+
+
+def embedded(**options: Any) -> nn.Module:
     from torch import nn
 
     class Embedded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.head = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2)
+            self.table, self.head = nn.Embedding(5, 3, **options), nn.Linear(3, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.table((x.abs() * 2).long().clamp(max=4)).sum(1))
 
     return Embedded()
+
+
+def embedding() -> nn.Module:
+    return embedded(sparse=True)
+
+
+def padded() -> nn.Module:
+    return embedded(padding_idx=1)
+
+
+def max_norm() -> nn.Module:
+    """Each forward pass scales the rows that it reads."""
+    return embedded(max_norm=0.5)
+
+
+def experts() -> nn.Module:
+    """Of which each has the samples that are routed to it, and is not called where none are."""
+    from torch import nn
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            to = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 1.2).long()
+            out = x.new_zeros(len(x), 2)
+            for i, expert in enumerate(self.body):
+                if (mine := to == i).any():
+                    out = out.masked_scatter(mine[:, None], expert(x[mine]).to(out.dtype))
+            return out
+
+    return Experts()
 
 
 def compiled() -> nn.Module:
@@ -199,7 +306,8 @@ MODELS = {
     each.__name__: each
     for each in (
         mlp, conv, channels_last, mixed_layout, tied, frozen, integer, nothing_to_train, odd,
-        checkpointed, reentrant, batch_norm, embedding, compiled, functional,
+        checkpointed, reentrant, batch_norm, embedding, compiled, functional, lstm, gru, attention,
+        group_norm, instance_norm, weight_norm, spectral_norm, padded, max_norm, experts,
     )
 }  # fmt: skip
 
@@ -239,6 +347,48 @@ def _clip(model: Any) -> None:
     torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 0.5)
 
 
+def _clip_values(model: Any) -> None:
+    import torch
+
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.05)
+
+
+def _clip_layers(model: Any) -> None:
+    import torch
+
+    for layer in model.children():
+        torch.nn.utils.clip_grad_norm_([p for p in layer.parameters() if p.grad is not None], 0.2)
+
+
+def _noise(p: Any) -> None:
+    import torch
+
+    dice = torch.Generator().manual_seed(p.numel())
+    p.grad.add_(torch.randn(p.shape, generator=dice).to(p.grad.dtype), alpha=0.01)
+
+
+def _centralize(p: Any) -> None:
+    if p.dim() > 1 and p.numel():
+        p.grad.sub_(p.grad.mean(dim=tuple(range(1, p.dim())), keepdim=True))
+
+
+def _clamp(p: Any) -> None:
+    if not p.is_complex():
+        p.grad.clamp_(-0.05, 0.05)
+
+
+def _foreach(model: Any) -> None:
+    import torch
+
+    kept = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+    if kept:
+        torch._foreach_mul_(kept, 0.5)
+
+
+def _drop(model: Any) -> None:
+    next(iter(model.parameters())).grad = None
+
+
 def _assign_data(p: Any) -> None:
     p.grad.data = p.grad.data * 0.5
 
@@ -264,6 +414,13 @@ TOUCHES: dict[str, Touch] = {
     "cast": _each(_cast),
     "in_place": _each(lambda p: p.grad.mul_(0.5)),
     "clip": _clip,
+    "clip_values": _clip_values,
+    "clip_layers": _clip_layers,
+    "noise": _each(_noise),
+    "centralize": _each(_centralize),
+    "clamp": _each(_clamp),
+    "foreach": _foreach,
+    "drop": _drop,
 }
 
 CLOSURES = ("closure", "lbfgs")  # optimizers that compute the loss by themselves
@@ -372,24 +529,136 @@ ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+# ---- optimizers ----
+
+
+def _two(parameters: list[Any]) -> list[Any]:
+    import torch
+
+    half = len(parameters) // 2
+    first = torch.optim.SGD(parameters[:half], lr=0.1)
+    return [first, torch.optim.Adam(parameters[half:], lr=0.02)]
+
+
+def _overlapping(parameters: list[Any]) -> list[Any]:
+    """Both have the first parameter."""
+    import torch
+
+    half = len(parameters) // 2
+    of = (parameters[:half], [parameters[0], *parameters[half:]])
+    return [torch.optim.SGD(each, lr=0.1) for each in of]
+
+
+def _groups(parameters: list[Any], **second: Any) -> list[Any]:
+    return [{"params": parameters[:1]}, {"params": parameters[1:], **second}]
+
+
+def _split(
+    parameters: list[Any], belongs: Callable[[Any], bool], first: Callable[[Any], Any]
+) -> list[Any]:
+    """An optimizer of those that it is made for, and SGD for the others."""
+    import torch
+
+    chosen = [p for p in parameters if belongs(p)]
+    others = [p for p in parameters if not belongs(p)]
+    made = [first(chosen)] if chosen else []
+    return [*made, torch.optim.SGD(others, lr=0.1)] if others else made
+
+
+OPTIMIZERS: dict[str, Callable[[list[Any], Any], Any]] = {
+    "sgd": lambda p, o: o.SGD(p, lr=0.1),
+    "momentum": lambda p, o: o.SGD(p, lr=0.05, momentum=0.9),
+    "nesterov": lambda p, o: o.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "maximize": lambda p, o: o.SGD(p, lr=0.02, momentum=0.5, dampening=0.1, maximize=True),
+    "groups": lambda p, o: o.SGD(_groups(p, lr=0.02), lr=0.1),
+    "adam": lambda p, o: o.Adam(p, lr=0.02),
+    "adam_foreach": lambda p, o: o.Adam(p, lr=0.02, foreach=True),
+    "adam_fused": lambda p, o: o.Adam(p, lr=0.02, fused=True),
+    "adam_tensor": lambda p, o: o.Adam(p, lr=torch_number(0.02), foreach=False),
+    "amsgrad": lambda p, o: o.Adam(p, lr=0.02, amsgrad=True),
+    "adamw": lambda p, o: o.AdamW(_groups(p, lr=0.05, weight_decay=0.0), lr=0.02, weight_decay=0.3),
+    "nadam": lambda p, o: o.NAdam(p, lr=0.02),
+    "radam": lambda p, o: o.RAdam(p, lr=0.05),
+    "rmsprop": lambda p, o: o.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "rprop": lambda p, o: o.Rprop(p, lr=0.02),
+    "asgd": lambda p, o: o.ASGD(p, lr=0.1, t0=1),
+    "adagrad": lambda p, o: o.Adagrad(p, lr=0.05),
+    "adafactor": lambda p, o: o.Adafactor(p, lr=0.1),
+    "muon": lambda p, o: _split(p, lambda each: each.dim() == 2, lambda of: o.Muon(of, lr=0.02)),
+    "sparse_adam": lambda p, o: _split(
+        p, lambda each: each.shape == (5, 3), lambda of: o.SparseAdam(of, lr=0.02)),
+    "two": lambda p, _: _two(p),
+    "overlapping": lambda p, _: _overlapping(p),
+    "closure": lambda p, o: o.SGD(p, lr=0.1),
+    "lbfgs": lambda p, o: o.LBFGS(p, lr=0.1, max_iter=2),
+}  # fmt: skip
+
+
+def torch_number(value: float) -> Any:
+    import torch
+
+    return torch.tensor(value)
+
+
 def optimizers_of(program: Program, model: Any) -> list[Any]:
     import torch
 
-    kind, parameters = program["optimizer"], list(model.parameters())
-    if kind == "two":
-        half = len(parameters) // 2
-        first = torch.optim.SGD(parameters[:half], lr=0.1)
-        return [first, torch.optim.Adam(parameters[half:], lr=0.02)]
-    if kind == "momentum":
-        return [torch.optim.SGD(parameters, lr=0.05, momentum=0.9)]
-    if kind == "groups":
-        groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}]
-        return [torch.optim.SGD(groups, lr=0.1)]
-    if kind == "lbfgs":
-        return [torch.optim.LBFGS(parameters, lr=0.1, max_iter=2)]
-    if kind == "adagrad":
-        return [torch.optim.Adagrad(parameters, lr=0.05)]
-    if kind.startswith("adam"):
-        how = {"foreach": True} if kind.endswith("foreach") else {"fused": kind.endswith("fused")}
-        return [torch.optim.Adam(parameters, lr=0.02, **how)]
-    return [torch.optim.SGD(parameters, lr=0.1)]
+    made = OPTIMIZERS[program["optimizer"]](list(model.parameters()), torch.optim)
+    return made if isinstance(made, list) else [made]
+
+
+# ---- schedules of one optimizer; each has step(), of the mean loss ----
+
+
+class Averaging:
+    """Weights are averaged after each step, and what they were in the end is their mean."""
+
+    def __init__(self, optimizer: Any, model: Any) -> None:
+        from torch.optim.swa_utils import SWALR, AveragedModel
+
+        self._model, self._average = model, AveragedModel(model)
+        self._rates = SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)
+
+    def step(self) -> None:
+        self._average.update_parameters(self._model)
+        self._rates.step()
+
+    def end(self) -> None:
+        self._model.load_state_dict(self._average.module.state_dict())
+
+
+class ByHand:
+    """The program sets the learning rate of each group by itself."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        for i, group in enumerate(self._optimizer.param_groups):
+            group["lr"] = group["lr"] * (0.7 - 0.2 * i)
+
+
+def _warm_up(optimizer: Any, s: Any) -> Any:
+    parts = [s.LinearLR(optimizer, 0.3, total_iters=2), s.StepLR(optimizer, 1, 0.5)]
+    return s.SequentialLR(optimizer, parts, milestones=[2])
+
+
+SCHEDULES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "step": lambda o, s, _: s.StepLR(o, 1, 0.5),
+    "lambda_before": lambda o, s, _: s.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one_cycle": lambda o, s, _: s.OneCycleLR(o, 0.1, total_steps=9),
+    "one_cycle_before": lambda o, s, _: s.OneCycleLR(o, 0.1, total_steps=9),
+    "plateau": lambda o, s, _: s.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.3),
+    "warm_up": lambda o, s, _: _warm_up(o, s),
+    "swa": lambda o, _, model: Averaging(o, model),
+    "by_hand": lambda o, *_: ByHand(o),
+}
+
+
+def schedules_of(program: Program, model: Any, optimizers: list[Any]) -> list[Any]:
+    import torch
+
+    if program["schedule"] == "none":
+        return []
+    make = SCHEDULES[program["schedule"]]
+    return [make(each, torch.optim.lr_scheduler, model) for each in optimizers]
