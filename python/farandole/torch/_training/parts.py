@@ -252,7 +252,11 @@ class PartGradients(Hooked):
         return not self._unsent and not self._exchange.reducing
 
     def complete(self, p: torch.Tensor) -> None:
-        self._complete(self._numbers[id(p)])
+        i = self._numbers.get(id(p))
+        if i is None:  # the exchange has taken up what was unfrozen
+            refuse_unmanaged([p])
+            return
+        self._complete(i)
 
     def complete_rest(self) -> None:
         """Completes parameters that this backward did not reach; other parts may have."""
