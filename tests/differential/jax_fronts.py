@@ -286,26 +286,48 @@ class ByHand(Ranks):
 
 # ---- one program for all fronts ----
 
+Reducing = Callable[[Any], Any]  # makes an optimizer one that reduces gradients by itself
+
+
+def _partitioned(reducing: Reducing, inner: Any) -> Any:
+    """An optimizer for each part of the parameters."""
+    import optax
+
+    parts = {label: reducing(inner) for label in ("slow", "fast")}
+    return optax.multi_transform(parts, _labels)
+
+
+def _injected(reducing: Reducing, inner: Any) -> Any:
+    """Made anew in each step, of numbers in the state."""
+    import optax
+
+    def scaled(scale: Any) -> Any:
+        return reducing(optax.chain(inner, optax.scale(scale)))
+
+    return optax.inject_hyperparams(scaled)(scale=optax.linear_schedule(1.0, 0.5, 3))
+
+
+def _chained(reducing: Reducing, inner: Any) -> Any:
+    import optax
+
+    return optax.chain(reducing(inner), optax.add_decayed_weights(-0.01))
+
+
+AROUND: dict[str, Callable[[Reducing, Any], Any]] = {
+    "nothing": lambda reducing, inner: reducing(inner),
+    "chain": _chained, "partition": _partitioned, "inject": _injected,
+}  # fmt: skip
+
 
 def optimizer_of(setting: Setting) -> Any:
     import optax
 
     program = setting.program
     inner = inner_of(program)
-    if program["around"] == "partition":  # an optimizer for each part of the parameters
-        parts = {label: setting.reducing(inner_of(program)) for label in ("slow", "fast")}
-        return optax.with_extra_args_support(optax.multi_transform(parts, _labels))
-    if program["around"] == "inject":
-        scaled = lambda scale: setting.reducing(optax.chain(inner, optax.scale(scale)))  # noqa: E731
-        return optax.inject_hyperparams(scaled)(scale=optax.linear_schedule(1.0, 0.5, 3))
-    if program["around"] == "chain":
-        return optax.chain(setting.reducing(inner), optax.add_decayed_weights(-0.01))
     if program["accumulate"] == "inside":
-        return setting.reducing(optax.MultiSteps(inner, 2).gradient_transformation())
-    optimizer = setting.reducing(inner)
-    if program["accumulate"] == "outside":
-        return optax.MultiSteps(optimizer, 2)
-    return optimizer
+        inner = optax.MultiSteps(inner, 2).gradient_transformation()
+    optimizer = optax.with_extra_args_support(AROUND[program["around"]](setting.reducing, inner))
+    return optax.MultiSteps(optimizer, 2) if program["accumulate"] == "outside" else optimizer
 
 
 def touched(program: Program, gradients: Any) -> Any:
@@ -446,6 +468,15 @@ def _compiled(step: Any, carried: Any, data: Any) -> Any:
     return _one_by_one(jax.jit(step).lower(carried, first).compile(), carried, data)
 
 
+def _together(step: Any, carried: Any, data: Any) -> Any:
+    """Two models at once, of which the second is told."""
+    import jax
+
+    both = jax.tree.map(lambda a: jax.numpy.stack([a, a]), carried)
+    carried, losses = _jitted(jax.vmap(step, in_axes=(0, None)), both, data)
+    return jax.tree.map(lambda a: a[1], carried), [loss[1] for loss in losses]
+
+
 def _branching(step: Any, carried: Any, data: Any) -> Any:
     """The last step is left out, on all ranks."""
     import jax
@@ -460,7 +491,7 @@ def _branching(step: Any, carried: Any, data: Any) -> Any:
 
 RUNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "jit": _jitted, "eager": _one_by_one, "donate": _donated, "scan": _scanned,
-    "compiled": _compiled, "branching": _branching,
+    "compiled": _compiled, "branching": _branching, "together": _together,
 }  # fmt: skip
 
 
@@ -485,7 +516,7 @@ COLUMNS: dict[str, list[str]] = {
                   "finite", "lion", "adafactor", "rmsprop", "muon", "lbfgs", "polyak", "plateau",
                   "schedule_free", "masked", "adaptive_clip", "clip_values", "centralize", "noise",
                   "zero_nans"],
-    "around": ["nothing", "chain", "partition", "inject"],
+    "around": list(AROUND),
     "backward": list(BACKWARDS),
     "precision": ["float32", "parameters", "computing"],
     "accumulate": ["one", "inside", "outside"],
@@ -496,9 +527,16 @@ COLUMNS: dict[str, list[str]] = {
 
 BY_JAX = {  # what JAX alone does not train
     "an accumulated infinity stays": ["optimizer=finite accumulate=inside"],
+    "MultiSteps as a transformation passes no value on": [
+        "optimizer=polyak,plateau accumulate=inside",
+    ],
+    "the first state of L-BFGS has the parameters' buffers": ["optimizer=lbfgs run=donate"],
 }
 DISTRIBUTED = BY_JAX | {
     "only gradients of the whole batch may be clipped": ["touch=clip"],
+    "JAX does not batch a branch with a Ref, in which the order of collectives stands": [
+        "accumulate=outside run=together",
+    ],
     "reduced gradients would be accumulated, an infinity among them": [
         "optimizer=finite accumulate=outside",
     ],
