@@ -530,6 +530,7 @@ BY_JAX = {  # what JAX alone does not train
     "MultiSteps as a transformation passes no value on": [
         "optimizer=polyak,plateau accumulate=inside",
     ],
+    "complex numbers have no order": ["model=turned optimizer=clip_values"],
     "the first state of L-BFGS has the parameters' buffers": ["optimizer=lbfgs run=donate"],
 }
 DISTRIBUTED = BY_JAX | {
