@@ -415,7 +415,7 @@ GLOBAL = BY_PYTORCH | {
         "options=micro,logical hooks=accumulated_before,accumulated_after",
     ],
     "GlobalBatch has one optimizer": ["optimizer=two,overlapping,muon,sparse_adam"],
-    "a fault that stands: each rank keeps running statistics of its own samples": [
+    "each rank keeps running statistics of its own samples, of which a warning tells": [
         "model=instance_norm options!=logical",
     ],
 }

@@ -857,6 +857,14 @@ def layers_that_look_at_other_samples() -> None:
     mine = learn(plain(), Way(build=synchronized), alone=False)  # 2 samples in the last batch
     reference = learn(plain(), Way(build=normalized), alone=True)
     assert mine.losses == pytest.approx(reference.losses, abs=CLOSE)
+    kept = nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hvd.GlobalBatch(plain(), kept)
+        hvd.GlobalBatch(plain(), kept, logical_ranks=3)
+        hvd.GlobalBatch(plain(), nn.Sequential(nn.InstanceNorm1d(6)))
+    words = "layer '0' keeps running statistics of each rank's own samples"
+    assert sum(words in str(each.message) for each in caught) == (hvd.rank() == 0)
     model = synchronized(1)
     with raises(fd.InvalidArgument, "micro_batch_size=2: layer '1'"):
         hvd.GlobalBatch(plain(), model, micro_batch_size=2)

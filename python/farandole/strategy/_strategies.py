@@ -38,7 +38,8 @@ def teach_keras() -> None:
     if keras is not None:
         _keras.teach(keras.Model)
         _central_keras.teach(keras.optimizers)
-        _central_keras.teach_swapping(keras.callbacks.SwapEMAWeights)
+        if hasattr(keras.callbacks, "SwapEMAWeights"):  # since Keras 3.2
+            _central_keras.teach_swapping(keras.callbacks.SwapEMAWeights)
         _loops.teach(keras.optimizers)
         _loops.teach_normalization(keras.layers.BatchNormalization)
         _loops.teach_spectral(keras.layers.SpectralNormalization)

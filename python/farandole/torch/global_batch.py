@@ -29,6 +29,7 @@ from farandole.torch._global.normalization import (
     refuse_micro_batches,
     statistics_of,
     warn_of_few_samples,
+    warn_of_own_statistics,
 )
 from farandole.torch._global.passes import Passes
 from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
@@ -129,6 +130,8 @@ class GlobalBatch(worlds.Follower):
             worlds.follow(self)
         if model is not None:
             warn_of_few_samples(model, self.batch_size, micro_batch_size, self._block.parts)
+            if self._logical is None:
+                warn_of_own_statistics(model)
 
     def _find_block(self, options: dict[str, Any]) -> None:
         """This rank's part of batches in the present world."""

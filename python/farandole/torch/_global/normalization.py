@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from farandole import _world
 from farandole._core import InvalidArgument
@@ -38,6 +39,24 @@ def warn_of_few_samples(
         f"{advice}",
         stacklevel=4,
     )
+
+
+def warn_of_own_statistics(model: torch.nn.Module) -> None:
+    """Warns on rank 0 of layers that normalize single samples, and keep running statistics of those
+    of this rank. Logical ranks join these."""
+    layers = model.named_modules()
+    names = [name for name, each in layers if isinstance(each, _InstanceNorm) and _keeps(each)]
+    if names and _world.size() > 1 and _world.rank() == 0:
+        warnings.warn(
+            f"layer '{names[0]}' keeps running statistics of each rank's own samples: in eval() "
+            "the model is not that of one process\n  advice: GlobalBatch(…, logical_ranks=…), which "
+            "joins them; or track_running_stats=False",
+            stacklevel=4,
+        )
+
+
+def _keeps(layer: Any) -> bool:
+    return bool(layer.track_running_stats and layer.training)
 
 
 def _takes_own(module: Any) -> bool:
