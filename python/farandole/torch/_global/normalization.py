@@ -49,7 +49,7 @@ def warn_of_own_statistics(model: torch.nn.Module) -> None:
     if names and _world.size() > 1 and _world.rank() == 0:
         warnings.warn(
             f"layer '{names[0]}' keeps running statistics of each rank's own samples: in eval() "
-            "the model is not that of one process\n  advice: GlobalBatch(…, logical_ranks=…), which "
+            "the model is not that of one process\n  advice: GlobalBatch(…, logical_ranks=…) "
             "joins them; or track_running_stats=False",
             stacklevel=4,
         )
