@@ -405,22 +405,30 @@ BY_PYTORCH = {  # what PyTorch alone does not train
         f"weights=double optimizer={ADAMS},rmsprop,rprop,asgd,lbfgs",
     ],
 }  # fmt: skip
+HOOKED_EXPERTS = {
+    "a hook on what has accumulated runs on the ranks that have called the layer": [
+        "model=experts hooks=accumulated_before,accumulated_after accumulate!=one",
+    ],
+}
 OWN_STATISTICS = {
     "running statistics that no SyncBatchNorm takes are those of each rank": [
         "model=instance_norm",
     ],
 }
-GLOBAL = BY_PYTORCH | {
+GLOBAL = BY_PYTORCH | HOOKED_EXPERTS | {
     "a hook on what has accumulated sees each part of a batch": [
         "options=micro,logical hooks=accumulated_before,accumulated_after",
+    ],
+    "each pass through the model iterates its spectral norm": [
+        "options=micro model=spectral_norm",
     ],
     "GlobalBatch has one optimizer": ["optimizer=two,overlapping,muon,sparse_adam"],
     "each rank keeps running statistics of its own samples, of which a warning tells": [
         "model=instance_norm options!=logical",
     ],
 }
-BY_HOOK = BY_PYTORCH | OWN_STATISTICS
-BY_DDP = BY_PYTORCH | OWN_STATISTICS | {  # each is the same over gloo
+BY_HOOK = BY_PYTORCH | OWN_STATISTICS | HOOKED_EXPERTS
+BY_DDP = BY_HOOK | {  # each is the same over gloo
     "DDP averages the gradients of ranks": ["loss=sum"],
     "DDP's statistics are those of each rank": ["model=batch_norm"],
     "each rank scales the rows that it reads": ["model=max_norm"],

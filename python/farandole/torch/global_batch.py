@@ -196,7 +196,7 @@ class GlobalBatch(worlds.Follower):
             if self._logical is not None:
                 position = self._passes.position
                 step = position.epoch, position.batches
-                self._logical.begin(micro, last=last, step=step)
+                self._logical.begin(micro, last=last, step=step, total=whole.total)
             try:
                 yield micro.batch
             finally:

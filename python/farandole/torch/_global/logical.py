@@ -8,7 +8,7 @@ depends on the part alone:
     gradients   of a loss that weighs count / total; they fold in the canonical tree, and the sum
                 over ranks is its upper part (torch/_training/parts.py)
     buffers     as the running averages of BatchNorm: begin alike in each part, and become the mean
-                of all parts (statistics.py)
+                of all parts, by their samples (statistics.py)
     dropout     draws with a seed of the epoch, the batch and the part
     metrics     are added up for each part by itself; sums over parts are exact before they round
     threads     follow from the number of parts, since kernels have other bits on other numbers
@@ -66,13 +66,14 @@ class LogicalRanks:
 
     def __init__(self, block: Block, model: Any, optimizer: Any, seed: int) -> None:
         self.block, self._seed = block, seed
-        self._statistics = None if model is None else Statistics(model, block)
+        self._statistics = None if model is None else Statistics(model)
         self._gradients: PartGradients | None = None
         if optimizer is not None:
             assert isinstance(optimizer, ReducedOptimizer)
             self._gradients = optimizer.parts or optimizer.compute_in_parts(block.parts)
         self._micro: Micro | None = None  # that is being computed
         self._part = -1  # of it; or the last one that has ended
+        self._samples = self._total = 0  # of that part, and of the batch
         self._batches = 0  # begun, to tell them apart
         self._random: torch.Tensor | None = None  # the generator's state outside of a batch
 
@@ -112,20 +113,23 @@ class LogicalRanks:
         if self._gradients is not None:
             self._gradients.forget()
 
-    def begin(self, micro: Micro, *, last: bool, step: tuple[int, int]) -> None:
+    def begin(self, micro: Micro, *, last: bool, step: tuple[int, int], total: int) -> None:
         """A micro-batch is given out.
 
         Args:
             last: of this rank's of the batch.
             step: epoch and batch.
+            total: samples of the batch.
         """
+        self._total = total
         if micro.part != self._part:
             self._end_part()
-            self._part = micro.part
+            self._part, self._samples = micro.part, 0
             entropy = struct.pack("4Q", self._seed % 2**64, *step, micro.part)
             digest = hashlib.blake2b(entropy, digest_size=8).digest()
             _seed_all(int.from_bytes(digest, "little"))
         self._micro = micro
+        self._samples += micro.samples
         if self._gradients is not None:
             self._gradients.expect(micro.part, last=last)
 
@@ -141,11 +145,11 @@ class LogicalRanks:
         self._end_part()
         self._micro = None
         if self._statistics is not None:
-            self._statistics.join()
+            self._statistics.join(self._total)
 
     def _end_part(self) -> None:
         if self._micro is not None and self._statistics is not None:
-            self._statistics.end_part(counts=self._micro.samples > 0)
+            self._statistics.end_part(self._samples)
 
 
 def _seed_all(seed: int) -> None:

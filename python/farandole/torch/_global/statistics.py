@@ -1,16 +1,16 @@
 """Merges layers' buffers over the parts of a batch, such as the running averages of BatchNorm.
 
 Every part of a batch begins with the buffers as they were before the batch. Then a buffer that some
-part has changed becomes the same on every rank. Floating-point numbers become the mean of parts, in
-the order of the canonical tree. Others, such as counts of batches, become the maximum, as all parts
-count alike. A part without samples does not change them.
+part has changed becomes the same on every rank. Floating-point numbers become the mean of parts, by
+their samples and in the order of the canonical tree: running means are then those of the whole
+batch. Others, such as counts of batches, become the maximum, as all parts count alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -19,19 +19,24 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import gathered
 from farandole.common._reduction import Max, Sum
-from farandole.data._logical import Block, fold
+from farandole.data._logical import fold
 from farandole.torch.ops import allreduce_async, synchronize
 
 _SAME, _CHANGED, _STRANGE = 0, 1, 2
 
 
+class _Part(NamedTuple):
+    samples: int
+    changed: dict[str, torch.Tensor]  # buffers
+
+
 class Statistics:
     """The buffers of a model whose batches are computed in parts."""
 
-    def __init__(self, model: torch.nn.Module, block: Block) -> None:
-        self._model, self._block = model, block
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
         self.before: dict[str, torch.Tensor] = {}  # as the last batch began
-        self._parts: list[dict[str, torch.Tensor]] = []  # by part of this rank: buffers it changed
+        self._parts: list[_Part] = []  # of this rank
         self._strange: set[str] = set()  # buffers that cannot be merged
         self._joined: set[str] = set()  # buffers that some rank has changed, and will again
         self._open = False
@@ -42,8 +47,7 @@ class Statistics:
         self._open = bool(self.before)
 
     @torch.no_grad()
-    def end_part(self, *, counts: bool) -> None:
-        """`counts`: whether it has samples."""
+    def end_part(self, samples: int) -> None:
         if not self._open:
             return
         now = dict(self._model.named_buffers())
@@ -56,14 +60,17 @@ class Statistics:
             if buffer.shape != before.shape or buffer.dtype != before.dtype or buffer.is_complex():
                 self._strange.add(name)
                 continue
-            if counts:
+            if samples:
                 changed[name] = buffer.detach().clone()
             buffer.copy_(before)
-        self._parts.append(changed)
+        self._parts.append(_Part(samples, changed))
 
     @torch.no_grad()
-    def join(self) -> None:
+    def join(self, total: int) -> None:
         """Collective, once the last part has ended.
+
+        Args:
+            total: samples of the batch.
 
         Raises:
             InvalidArgument: a buffer became another one in a part, on some rank.
@@ -85,9 +92,7 @@ class Statistics:
         now = dict(self._model.named_buffers())
         for name in changed:
             value = found[name]
-            now[name].copy_(
-                value * (1.0 / self._block.parts) if value.is_floating_point() else value
-            )
+            now[name].copy_(value / total if value.is_floating_point() else value)
 
     def forget(self) -> None:
         """A batch that is left before its end leaves nothing behind."""
@@ -122,13 +127,14 @@ class Statistics:
     def _flag(self, name: str) -> int:
         if name in self._strange:
             return _STRANGE
-        return _CHANGED if any(name in part for part in self._parts) else _SAME
+        return _CHANGED if any(name in part.changed for part in self._parts) else _SAME
 
     def _of_this_rank(self, name: str) -> torch.Tensor:
         before = self.before[name]
-        values = [part.get(name, before) for part in self._parts]
+        values = [part.changed.get(name, before) for part in self._parts]
         if before.is_floating_point():
-            return fold(values, torch.add)
+            weighed = [v * part.samples for v, part in zip(values, self._parts, strict=True)]
+            return fold(weighed, torch.add)
         return reduce(torch.maximum, values)
 
 

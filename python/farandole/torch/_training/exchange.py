@@ -296,6 +296,11 @@ class GradientExchange(Hooked):
             self._begin(reducing=True)
         self._finish_pass()
 
+    def note_reduced_before(self, parameters: Sequence[torch.Tensor]) -> None:
+        """No rank had gradients of these when all were reduced last; they have older ones again,
+        which step() is not to reduce once more."""
+        self._late.leave_out(parameters)
+
     def abandon(self) -> None:
         """Tells the other ranks, which may have begun a step, that this one takes none.
 

@@ -28,6 +28,11 @@ class LateGradients:
         self._parameters = [p for _, p in named]
         self._reduction = reduction
 
+    def leave_out(self, parameters: Sequence[torch.Tensor]) -> None:
+        """These have gradients again that were reduced before."""
+        known = set(map(id, parameters))
+        self.places = [i for i in self.places if id(self._parameters[i]) not in known]
+
     def awaits(self, p: torch.Tensor) -> bool:
         """Whether a gradient that this parameter gets now is one of these."""
         return any(self._parameters[i] is p for i in self.places)
