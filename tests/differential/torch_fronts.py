@@ -415,18 +415,22 @@ OWN_STATISTICS = {
         "model=instance_norm",
     ],
 }
-GLOBAL = BY_PYTORCH | HOOKED_EXPERTS | {
-    "a hook on what has accumulated sees each part of a batch": [
-        "options=micro,logical hooks=accumulated_before,accumulated_after",
-    ],
-    "each pass through the model iterates its spectral norm": [
-        "options=micro model=spectral_norm",
-    ],
-    "GlobalBatch has one optimizer": ["optimizer=two,overlapping,muon,sparse_adam"],
-    "each rank keeps running statistics of its own samples, of which a warning tells": [
-        "model=instance_norm options!=logical",
-    ],
-}
+GLOBAL = (
+    BY_PYTORCH
+    | HOOKED_EXPERTS
+    | {
+        "a hook on what has accumulated sees each part of a batch": [
+            "options=micro,logical hooks=accumulated_before,accumulated_after",
+        ],
+        "each pass through the model iterates its spectral norm": [
+            "options=micro model=spectral_norm",
+        ],
+        "GlobalBatch has one optimizer": ["optimizer=two,overlapping,muon,sparse_adam"],
+        "each rank keeps running statistics of its own samples, of which a warning tells": [
+            "model=instance_norm options!=logical",
+        ],
+    }
+)
 BY_HOOK = BY_PYTORCH | OWN_STATISTICS | HOOKED_EXPERTS
 BY_DDP = BY_HOOK | {  # each is the same over gloo
     "DDP averages the gradients of ranks": ["loss=sum"],
