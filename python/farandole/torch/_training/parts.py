@@ -82,21 +82,27 @@ class PartGradients(Hooked):
         self.forget()
         if exchange is not None:
             exchange.open = True  # its own passes only accumulate, but that of a last backward
+        self._nodes: list[Any] = [None] * len(self.parameters)
+        self._hooks: list[Any] = [None] * len(self.parameters)
         self._hear_before()
+        hearing.add(self)
 
     def _hear_before(self) -> None:
-        """Hooks the nodes that accumulate, and holds them, as autograd does not keep them alive."""
-        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.parameters]
+        """Hooks the nodes that accumulate, and holds them, as autograd does not keep them alive. A
+        parameter has another one after its dtype has changed, even for a while."""
         me: weakref.ref[PartGradients] = weakref.ref(self)
-        self._hooks = [
-            node.register_prehook(partial(_before, me, i)) for i, node in enumerate(self._nodes)
-        ]
-        hearing.add(self)
+        for i, node in enumerate(_nodes_of(self.parameters)):
+            if node is not None and node is not self._nodes[i]:
+                if self._hooks[i] is not None:
+                    self._hooks[i].remove()
+                self._nodes[i] = node
+                self._hooks[i] = node.register_prehook(partial(_before, me, i))
 
     # The loop over the parts.
 
     def begin_batch(self) -> None:
         self.forget()
+        self._hear_before()
 
     def forget(self) -> None:
         """Leaves the present batch. Gradients from before it, if not zeroed, are restored."""
@@ -361,6 +367,25 @@ class PartGradients(Hooked):
                     "optimizer.zero_grad(), where batches is the GlobalBatch"
                 )
             )
+
+
+class _Uses(torch.autograd.Function):
+    """Its node leads to those that accumulate the gradients of its inputs."""
+
+    @staticmethod
+    def forward(_: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0].new_zeros(())
+
+
+def _nodes_of(parameters: Sequence[torch.Tensor]) -> list[Any]:
+    """None for a parameter that takes no gradient now."""
+    if not parameters:
+        return []
+    with torch.enable_grad():
+        node = _Uses.apply(*parameters).grad_fn  # type: ignore[no-untyped-call]
+    if node is None:
+        return [None] * len(parameters)
+    return [each for each, _ in node.next_functions]
 
 
 def _failed() -> InvalidArgument:
