@@ -135,7 +135,7 @@ void Reducer::launch_rest() {
   launch_complete();
   // Until all ranks have completed a step.
   if (!order_.agreed()) launch_max("ready order", order_.positions(), DType::int32);
-  launch_flags(by_proxy_ ? 0 : static_cast<uint8_t>(kUpdated + updates_ % kUpdates));
+  launch_flags(static_cast<uint8_t>(by_proxy_ ? 0 : kUpdated + updates_ % kUpdates));
 }
 
 bool Reducer::wait(Deadline until) {
