@@ -53,9 +53,10 @@ def one_step(model: nn.Module, optimizer: Any, step: int) -> None:
 # ---- a DistributedOptimizer ----
 
 
-def serial(adam: bool) -> list[list[float]]:
+def serial(adam: bool, frozen: bool = False) -> list[list[float]]:
     model = model_of(0)
     optimizer, scheduler = made(model, adam)
+    model[0].weight.requires_grad_(not frozen)
     for step in range(STEPS):
         one_step(model, optimizer, step)
         scheduler.step()
@@ -72,13 +73,15 @@ def made(model: nn.Module, adam: bool) -> Any:
 
 def trained(
     who: int, dies: dict[int, int], hears: dict[int, int], adam: bool, options: dict[str, Any],
-    in_backward: bool,
+    in_backward: bool, frozen: bool,
 ) -> Any:  # fmt: skip
-    """`who`: this process; `dies` and `hears`: of which, in which step."""
+    """`who`: this process; `dies` and `hears`: of which, in which step; `frozen`: a weight is, once
+    the optimizer has been wrapped."""
     begin()
     model = model_of(who)  # rank 0's counts
     optimizer, scheduler = made(model, adam)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    model[0].weight.requires_grad_(not frozen)
     state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, step=0)
     sizes, kept = [], []
 
@@ -108,7 +111,8 @@ def trained(
 
 
 def start(ranks: World, **arguments: Any) -> None:
-    how = {"dies": {}, "hears": {}, "adam": False, "options": {}, "in_backward": False} | arguments
+    how: dict[str, Any] = {"dies": {}, "hears": {}, "adam": False, "options": {}}
+    how |= {"in_backward": False, "frozen": False} | arguments
     for who in range(len(ranks)):
         ranks.start(trained, who, *how.values(), ranks=[who])
 
@@ -138,6 +142,15 @@ def test_new_ranks_take_part_with_the_same_state(spawn: Spawn, adam: bool, op: i
     ends = [outcome.value for outcome in ranks.outcomes()]
     assert [weights for weights, _ in ends] == [serial(adam)] * 4
     assert ends[0][1] == [2] * 3 + [4] * 5
+
+
+def test_weights_may_be_frozen_between_worlds(spawn: Spawn) -> None:
+    ranks = spawn(2, "torch")
+    start(ranks, dies={0: 3}, frozen=True)
+    worlds = Worlds(ranks)
+    worlds.form(0, 1)
+    worlds.form(1)
+    assert ranks.outcome(1).value[0] == serial(False, frozen=True)
 
 
 def test_a_lost_rank_is_replaced(spawn: Spawn) -> None:

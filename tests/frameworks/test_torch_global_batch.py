@@ -760,6 +760,26 @@ def a_program_that_fetches_batches_ahead_is_told() -> None:
             trains(loader, **options)
 
 
+@on_ranks(3)
+def losses_may_be_added_up_over_a_pass() -> None:
+    """Nothing of that is read ahead: one backward comes after the loop, or several of one batch."""
+    model = net(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = hvd.GlobalBatch(plain(), model, optimizer, count=lambda batch: batch[2].sum())
+    sum(
+        (batches.scale_loss(mean_loss(model, batch)) for batch in batches), torch.zeros(())
+    ).backward()
+    optimizer.step()
+    one = hvd.GlobalBatch(
+        DataLoader(DATA, batch_size=N), model, optimizer, count=lambda batch: batch[2].sum()
+    )
+    [batch] = list(one)
+    for _ in range(2):
+        optimizer.zero_grad()
+        one.scale_loss(mean_loss(model, batch)).backward()
+        optimizer.step()
+
+
 @on_ranks(1, 3)
 def a_sum_over_the_pass_counts_every_rank_or_is_refused() -> None:
     for loader in (plain(), plain(drop_last=True)):

@@ -376,6 +376,27 @@ def buffers_are_the_mean_of_the_parts() -> None:
     assert digest(layer.state_dict()) == before
 
 
+class Counts(nn.Module):
+    """Buffers of halves, which cannot hold what many samples add up to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("large", torch.zeros(1, dtype=torch.float16))
+        self.register_buffer("least", torch.full((1,), float("inf"), dtype=torch.bfloat16))
+
+    def forward(self, _: torch.Tensor) -> None:
+        self.large.fill_(30000)  # type: ignore[operator]
+
+
+@on_ranks(1, 2)
+def means_of_halves_are_finite() -> None:
+    layer = Counts()
+    for x in hvd.GlobalBatch(loader(X, drop_last=True), layer, logical_ranks=2):
+        layer(x[0])
+    assert layer.large.tolist() == [30000]
+    assert layer.least.tolist() == [float("inf")]
+
+
 @on_ranks(3)
 def every_part_of_every_batch_draws_other_numbers() -> None:
     batches = hvd.GlobalBatch(loader(X), logical_ranks=PARTS)

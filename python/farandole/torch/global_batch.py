@@ -329,7 +329,8 @@ class GlobalBatch(worlds.Follower):
 
     def _refuse_sum_of_pass(self) -> None:
         """A rank without samples in the last batch may have had some before."""
-        if self._ahead.is_over and self.total < self._block.parts:
+        is_of_several = self._ahead.is_over and self._ahead.batches > 1
+        if is_of_several and self.total < self._block.parts:
             raise InvalidArgument(
                 f"sum() when the pass is over, whose last batch had {self.total} samples for "
                 f"{self._block.parts} parts: what a rank without samples has does not count\n"

@@ -47,7 +47,7 @@ class _Roles:
             i for i, v in others if i not in self._seeds and keras.backend.is_float_dtype(v.dtype)
         ]
         spectral = spectral_layers(model)
-        self.kernels = [layer.kernel for layer in spectral]
+        self.kernels = [layer.kernel for layer in spectral if layer.built]
         states = {id(v) for layer in spectral for v in layer.non_trainable_variables}
         changing = own_states(model) | states
         self.kept = [i for i in self.averaged if id(others[i][1]) not in changing]

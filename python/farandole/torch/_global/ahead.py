@@ -21,11 +21,14 @@ class ReadAhead:
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        self._totals: set[int] = set()  # samples of its batches
-        self._learns = False  # a backward has come since the last batch was given out
+        self.batches = 0  # given out
+        self._totals: set[int] = set()  # samples of these
+        self._learns = False  # a backward has come since the last one
         self.is_over = False
+        self._weights_differ = False
 
     def begin_batch(self, total: int) -> None:
+        self.batches += 1
         self._totals.add(total)
         self._learns = False
 
@@ -38,17 +41,22 @@ class ReadAhead:
         Args:
             weights_differ: batches of as many samples may have different weights.
         """
-
-        @entry()
-        def look(_: torch.Tensor) -> None:
-            if self.is_over and self._learns and (weights_differ or len(self._totals) > 1):
-                raise InvalidArgument(
-                    "backward() of another loss when the pass over the GlobalBatch is over: the "
-                    "program fetches each batch before it computes on the one before, so losses "
-                    "had the weights of other batches\n  advice: fetch a batch when the step "
-                    "before it is done; DataLoader(prefetch_factor=…) reads ahead by itself"
-                )
-            self._learns = True
-
+        self._weights_differ = weights_differ
         hook: Any = loss.register_hook
-        hook(look)
+        hook(self._learn_late if self.is_over else self._learn)
+
+    @entry()
+    def _learn(self, _: torch.Tensor) -> None:
+        self._learns = True
+
+    @entry()
+    def _learn_late(self, _: torch.Tensor) -> None:
+        """A backward of a loss that got its weight when the pass was over."""
+        differ = self._weights_differ or len(self._totals) > 1
+        if self._learns and self.batches > 1 and differ:
+            raise InvalidArgument(
+                "backward() of another loss when the pass over the GlobalBatch is over: the "
+                "program fetches each batch before it computes on the one before, so losses had "
+                "the weights of other batches\n  advice: fetch a batch when the step before it is "
+                "done; DataLoader(prefetch_factor=…) reads ahead by itself"
+            )

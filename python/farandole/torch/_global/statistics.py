@@ -133,9 +133,15 @@ class Statistics:
         before = self.before[name]
         values = [part.changed.get(name, before) for part in self._parts]
         if before.is_floating_point():
-            weighed = [v * part.samples for v, part in zip(values, self._parts, strict=True)]
-            return fold(weighed, torch.add)
+            pairs = zip(values, self._parts, strict=True)
+            return fold([_weighed(v, part.samples) for v, part in pairs], torch.add)
         return reduce(torch.maximum, values)
+
+
+def _weighed(value: torch.Tensor, samples: int) -> torch.Tensor:
+    """In float32 at least: sums over samples are too large for halves."""
+    wide = value.to(torch.promote_types(value.dtype, torch.float32))
+    return wide * samples if samples else torch.zeros_like(wide)  # also where it is infinite
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -136,7 +136,13 @@ class Hooked:
         me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
         register: Any = torch.Tensor.register_post_accumulate_grad_hook
         for i in range(len(self._hooks), len(self.parameters)):
-            self._hooks.append(register(self.parameters[i], partial(_on_gradient, me, i)))
+            p = self.parameters[i]
+            is_frozen = not p.requires_grad  # since an elastic job's former world
+            if is_frozen:
+                p.requires_grad_(True)  # PyTorch registers no hook otherwise
+            self._hooks.append(register(p, partial(_on_gradient, me, i)))
+            if is_frozen:
+                p.requires_grad_(False)
 
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):

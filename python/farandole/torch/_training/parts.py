@@ -82,8 +82,7 @@ class PartGradients(Hooked):
         self.forget()
         if exchange is not None:
             exchange.open = True  # its own passes only accumulate, but that of a last backward
-        self._nodes: list[Any] = [None] * len(self.parameters)
-        self._hooks: list[Any] = [None] * len(self.parameters)
+        self._heard: dict[int, tuple[Any, Any]] = {}  # nodes, and hooks there, by parameter
         self._hear_before()
         hearing.add(self)
 
@@ -92,11 +91,13 @@ class PartGradients(Hooked):
         parameter has another one after its dtype has changed, even for a while."""
         me: weakref.ref[PartGradients] = weakref.ref(self)
         for i, node in enumerate(_nodes_of(self.parameters)):
-            if node is not None and node is not self._nodes[i]:
-                if self._hooks[i] is not None:
-                    self._hooks[i].remove()
-                self._nodes[i] = node
-                self._hooks[i] = node.register_prehook(partial(_before, me, i))
+            known, hook = self._heard.get(i, (None, None))
+            if node is None or node is known:
+                continue
+            if hook is not None:
+                hook.remove()
+            self._heard[i] = node, node.register_prehook(partial(_before, me, i))
+        self._hooks = [hook for _, hook in self._heard.values()]
 
     # The loop over the parts.
 
