@@ -619,7 +619,7 @@ def stands_still(pid: int) -> bool:
     tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
     try:
         return all(process_state(task) == "T" for task in tasks)
-    except FileNotFoundError:  # a thread has ended meanwhile
+    except (FileNotFoundError, ProcessLookupError):  # a thread has ended meanwhile
         return False
 
 

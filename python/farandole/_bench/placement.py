@@ -23,8 +23,8 @@ def pin(local_rank: int, local_size: int) -> int | None:
 
 def cores_in_order(usable: set[int], system: Path = _topology.SYSTEM) -> list[int]:
     """Cores before their hyper-threads: ranks share one only when there is no other."""
-    cores = _topology.cores(usable, system)
-    return [*map(min, cores), *sorted(usable.difference(map(min, cores)))]
+    first = [min(core) for core in _topology.cores(usable, system)]
+    return [*first, *sorted(usable.difference(first))]
 
 
 def describe(pins: list[int | None]) -> str:

@@ -118,7 +118,8 @@ class GlobalBatch(worlds.Follower):
         self._whole: Whole | None = None
         self._micro: Micro | None = None
         self._everywhere: float | None = None  # what the present batch counts, on all ranks
-        self._ahead = ReadAhead()
+        several = micro_batch_size is not None or logical_ranks is not None
+        self._ahead = ReadAhead(weights_differ=several or count is not None)
         self.sync_gradients = True
         share_between_ranks(model, optimizer, options, logical_ranks)
         self._logical = self._computes_in_parts()
@@ -183,7 +184,7 @@ class GlobalBatch(worlds.Follower):
                 if self._logical is None:
                     yield from self._micro_batches(whole, mine)
                     continue
-                with self._logical.batch():
+                with self._logical.batch(whole.total):
                     yield from self._micro_batches(whole, mine)
                     self._logical.end()
         self._ahead.end_pass()
@@ -196,7 +197,7 @@ class GlobalBatch(worlds.Follower):
             if self._logical is not None:
                 position = self._passes.position
                 step = position.epoch, position.batches
-                self._logical.begin(micro, last=last, step=step, total=whole.total)
+                self._logical.begin(micro, last=last, step=step)
             try:
                 yield micro.batch
             finally:
@@ -271,13 +272,8 @@ class GlobalBatch(worlds.Follower):
         check_loss(loss, reduction)
         scaled = self._scaled(loss, reduction)
         if self._size > 1 and scaled.requires_grad:
-            self._ahead.watch(scaled, self._weights_differ())
+            self._ahead.watch(scaled)
         return scaled
-
-    def _weights_differ(self) -> bool:
-        """Whether batches of as many samples may have different weights."""
-        several = self._at_once is not None or self._logical is not None
-        return several or self._count is not None
 
     def _scaled(self, loss: torch.Tensor, reduction: str) -> torch.Tensor:
         micro, size = self._present(), self._size if self._logical is None else 1

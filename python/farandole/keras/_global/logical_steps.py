@@ -79,15 +79,14 @@ class _Parts:
         self.model, self.steps, self.block, self.seed = model, steps, steps.block, seed
         self._told: dict[str, list[str] | None] = {}  # by label: names of what its steps log
         self._begun = 0  # steps
-        self._roles: _Roles | None = None  # of the variables that the model now does not train
+        self.roles = _Roles(model, [])
         self._known: tuple[list[Any], set[str]] = [], set()  # metrics; their names in logs
 
-    @property
-    def roles(self) -> _Roles:
+    def find_roles(self) -> None:
+        """As a step begins: a layer may have been frozen, or built, since the last one."""
         untrained = self.model.non_trainable_variables
-        if self._roles is None or not _are_same(self._roles.untrained, untrained):
-            self._roles = _Roles(self.model, untrained)
-        return self._roles
+        if not _are_same(self.roles.untrained, untrained):
+            self.roles = _Roles(self.model, untrained)
 
     def state(
         self, call: _Call, shared: Shared, part: Any, others: _Values, metrics: _Values, label: str
@@ -244,6 +243,7 @@ def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[
 
     def step(own: Callable[[Any], Any], shared: Shared, label: str) -> _State:
         others, metrics = read(model.non_trainable_variables), read(model.metrics_variables)
+        parts.find_roles()
         kernels = parts.roles.kernels
         begun = read(kernels)
         states = []
@@ -320,6 +320,7 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
 
     def of_part(own: Callable[..., Any], label: str, state: Any, shared: Shared, part: Any) -> Any:
         trained, others, *optimizer, metrics = state
+        parts.find_roles()
 
         def call(batch: Any, others: _Values, metrics: _Values) -> Any:
             logs, (_, new, *_, added) = own((trained, others, *optimizer, metrics), batch)
@@ -328,6 +329,7 @@ def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
         return parts.state(call, shared, part, others, metrics, label)
 
     def of_all(label: str, states: list[_State], metrics: _Values) -> tuple[_State, Any]:
+        parts.find_roles()
         state = parts.sum(states, metrics, label)
         return state, parts.logs(state, label)
 

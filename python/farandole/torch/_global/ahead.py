@@ -15,9 +15,14 @@ from farandole.torch._entries import entry
 
 
 class ReadAhead:
-    """The batches of a pass and the backwards of their losses."""
+    """The batches of a pass and the backwards of their losses.
 
-    def __init__(self) -> None:
+    Args:
+        weights_differ: batches of as many samples may have different weights.
+    """
+
+    def __init__(self, *, weights_differ: bool) -> None:
+        self._weights_differ = weights_differ
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -25,7 +30,6 @@ class ReadAhead:
         self._totals: set[int] = set()  # samples of these
         self._learns = False  # a backward has come since the last one
         self.is_over = False
-        self._weights_differ = False
 
     def begin_batch(self, total: int) -> None:
         self.batches += 1
@@ -35,13 +39,8 @@ class ReadAhead:
     def end_pass(self) -> None:
         self.is_over = True
 
-    def watch(self, loss: torch.Tensor, weights_differ: bool) -> None:
-        """Looks at the backwards of a loss.
-
-        Args:
-            weights_differ: batches of as many samples may have different weights.
-        """
-        self._weights_differ = weights_differ
+    def watch(self, loss: torch.Tensor) -> None:
+        """Looks at the backwards of a loss."""
         hook: Any = loss.register_hook
         hook(self._learn_late if self.is_over else self._learn)
 

@@ -78,12 +78,12 @@ class LogicalRanks:
         self._random: torch.Tensor | None = None  # the generator's state outside of a batch
 
     @contextmanager
-    def batch(self) -> Iterator[None]:
-        """The parts of a batch are given out inside. Random numbers that the program draws there do
-        not change those that it draws elsewhere."""
+    def batch(self, total: int) -> Iterator[None]:
+        """The parts of a batch of `total` samples are given out inside. Random numbers that the
+        program draws there do not change those that it draws elsewhere."""
         self._close()  # an error may keep the loop alive that it has ended
         self._batches += 1
-        this = self._batches
+        this, self._total = self._batches, total
         self._random = torch.get_rng_state()
         self._micro, self._part = None, -1
         if self._statistics is not None:
@@ -113,15 +113,13 @@ class LogicalRanks:
         if self._gradients is not None:
             self._gradients.forget()
 
-    def begin(self, micro: Micro, *, last: bool, step: tuple[int, int], total: int) -> None:
+    def begin(self, micro: Micro, *, last: bool, step: tuple[int, int]) -> None:
         """A micro-batch is given out.
 
         Args:
             last: of this rank's of the batch.
             step: epoch and batch.
-            total: samples of the batch.
         """
-        self._total = total
         if micro.part != self._part:
             self._end_part()
             self._part, self._samples = micro.part, 0

@@ -306,8 +306,8 @@ class PartGradients(Hooked):
         if self._comes_once is None:
             self._comes_once = True
         if self._exchange is not None:
-            unused = [i for i in self._before if self.parameters[i].grad is None]
-            self._exchange.note_reduced_before([self.parameters[i] for i in unused])
+            older = [self.parameters[i] for i in self._before]
+            self._exchange.note_reduced_before([p for p in older if p.grad is None])
         for i, before in self._before.items():
             p = self.parameters[i]
             p.grad = before if p.grad is None else p.grad.add_(before)
