@@ -198,10 +198,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     one_file = len(words) == 1 and words[0].endswith(".py")
     by_name = config.option.keyword or one_file or any("::" in word for word in words)
     if not grid.full() and not by_name:
-        made = draws.draw(items)
-        rare = [table.name for table in made.tables() if table.odds < draws.LEAST]
-        if rare:
-            raise pytest.UsageError(f"rows of these run in less than 1 of 8 runs: {rare}")
+        made = draws.draw(items, draws.costly())
         if config.option.odds:
             for table in sorted(made.tables(), key=lambda table: table.odds):
                 print(f"{table.odds:.3f} {table.rows:4d} rows  {table.name}")
@@ -220,11 +217,6 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "drawn(n, of=table): one row in n of a table, by default of the function; "
-        "all where GRID=full or tests are asked for by name",
-    )
     os.environ.setdefault("GRID_SEED", str(random.randrange(10**6)))  # workers inherit it
     # Signals that our own start ignores (a background job's SIGINT) would be ignored by every
     # process a test starts, and some tests are about them.

@@ -23,7 +23,6 @@ from harness import World, launch
 Spawn = Callable[..., World]
 AS_USERS_DO = {"02_horovod_script.py", "03_ddp.py", "10_horovod_keras.py", "12_jax_optax.py"}
 # One row in two of those that each test's own draw has left.
-takes_long = pytest.mark.drawn(2, of="examples that take long")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -128,7 +127,6 @@ def test_pages_link_to_pages_that_exist() -> None:
     assert not dead
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "program",
@@ -147,7 +145,6 @@ def test_pytorch_example_learns(spawn: Spawn, program: str, ranks: int) -> None:
     assert accuracy_of(play(spawn, "torch", program, ranks)) > 0.9
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("program", "package"),
@@ -169,7 +166,6 @@ def test_what_others_built_on_torch_distributed_runs_over_farandole(
 
 
 @pytest.mark.parametrize("ranks", [1, 2] if grid.full() else [2])
-@takes_long
 def test_synchronized_layers_keep_statistics_equal(spawn: Spawn, ranks: int) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -184,7 +180,6 @@ def test_synchronized_layers_keep_statistics_equal(spawn: Spawn, ranks: int) -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 2] if grid.full() else [2])
-@takes_long
 def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
     pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
     pytest.importorskip("optax", reason="optax is not installed")
@@ -194,7 +189,6 @@ def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
     assert accuracy_of(output) > 0.9
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -203,7 +197,6 @@ def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
         "--use-adasum --sync-batch-norm",
     ],
 )
-@takes_long
 def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -220,7 +213,6 @@ def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> Non
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
-@takes_long
 def test_a_script_for_horovod_runs_under_any_launcher(launcher: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -237,9 +229,7 @@ def test_a_script_for_horovod_runs_under_any_launcher(launcher: str) -> None:
     assert float(re.findall(r"accuracy ([\d.]+)", done.stdout)[-1]) > 0.85
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
-@takes_long
 def test_a_tensorflow_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -262,9 +252,7 @@ def backend_of_keras(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
-@takes_long
 def test_a_keras_script_for_horovod_runs_as_it_is(
     spawn: Spawn, arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +269,7 @@ def test_a_keras_script_for_horovod_runs_as_it_is(
     assert float(re.findall(r"^accuracy ([\d.]+)", output, re.MULTILINE)[0]) > 0.85, output
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
-@takes_long
 def test_one_keras_script_learns_on_every_backend(
     spawn: Spawn, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +280,6 @@ def test_one_keras_script_learns_on_every_backend(
     assert float(re.findall(rf"accuracy on {backend}: ([\d.]+)", output)[0]) > 0.85, output
 
 
-@takes_long
 def test_the_program_of_one_process_learns_the_same_on_two_ranks(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +299,6 @@ def test_the_program_of_one_process_learns_the_same_on_two_ranks(
     assert two[-1] > 0.85
 
 
-@takes_long
 def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_on(
     spawn: Spawn, tmp_path: Path
 ) -> None:
@@ -334,7 +318,6 @@ def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_
     assert numbers(f"--state {state}", 1)[1:] == pytest.approx(alone[2:], abs=2e-3)
 
 
-@takes_long
 def test_a_model_that_does_not_fit_one_rank_learns_on_two(spawn: Spawn) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -356,11 +339,9 @@ def end_of(path: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("program", "numbers"), [("14_mirrored_fit.py", 8 * 2 + 4), ("15_mirrored_loop.py", 6 * 4 + 1)]
 )
-@takes_long
 def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
     spawn: Spawn, program: str, numbers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -379,7 +360,6 @@ def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
     assert shown[1][-1] > 0.85
 
 
-@takes_long
 def test_a_training_goes_on_where_a_rank_is_lost() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -389,7 +369,6 @@ def test_a_training_goes_on_where_a_rank_is_lost() -> None:
     assert accuracy_of(output) > 0.88
 
 
-@takes_long
 def test_digits_on_a_parameter_server_with_a_slow_worker(spawn: Spawn) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     assert accuracy_of(play(spawn, "", "17_parameter_server.py --slow 10", 4)) > 0.9
@@ -406,7 +385,6 @@ def to_its_end(path: str) -> None:
         fd.shutdown()
 
 
-@takes_long
 def test_the_tutorial_of_parameter_servers_runs(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +398,6 @@ def test_the_tutorial_of_parameter_servers_runs(
     assert "after 21 updates" in output
 
 
-@takes_long
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(
     spawn: Spawn, tmp_path: Path
 ) -> None:

@@ -53,7 +53,6 @@ WAYS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.drawn(len(WAYS))
 @pytest.mark.parametrize("way", WAYS)
 def test_digits_learn_as_on_one_host(way: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -174,7 +174,6 @@ CALLS = [
 ]
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
     ranks = start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off")

@@ -101,7 +101,6 @@ def on_host(kind: str, x: OnHost | None, out: OnHost | None, **options: Any) -> 
     return out
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("size", "dtype", "count", "kind"),
     [(2, "float32", 50_003, "functions"), (3, "bfloat16", 301, "both"),

@@ -385,7 +385,6 @@ WITHOUT: dict[str, tuple[dict[str, str], str, tuple[str, int] | None, bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("what", WITHOUT)
 def test_where_there_is_none(by_nccl: Start, what: str) -> None:
     env, *rest = WITHOUT[what]

@@ -63,7 +63,6 @@ def goes_wrong(call: str, code: int) -> list[Any]:
     return [*facts_of(reduce), left_of(rank)]
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("call", "code", "meaning"), CALLS)
 def test_a_call_that_fails(by_nccl: Start, call: str, code: int, meaning: str) -> None:
     fails_on_all(how_it_went_wrong(by_nccl(2), goes_wrong, call, code), 1, call, meaning)

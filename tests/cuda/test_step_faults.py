@@ -47,7 +47,6 @@ CALLS = [
 ]
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("call", "nth", "tried"), CALLS)
 def test_a_call_of_the_driver_that_fails(by_steps: Start, call: str, nth: int, tried: str) -> None:
     answers = how_it_went_wrong(by_steps(2), goes_wrong, call, nth, UNAVAILABLE, "step")

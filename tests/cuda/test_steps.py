@@ -286,7 +286,6 @@ NEEDED = [
 ]  # fmt: skip
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("call", NEEDED)
 def test_a_rank_without_a_bucket(by_steps: Start, call: str) -> None:
     """Then all go by the host, and nothing is left of those that were made."""

@@ -193,7 +193,6 @@ def test_a_norm_waits_once_and_copies_terms_alone(there: Start) -> None:
 CALLS = [("cuLaunchKernel", nth) for nth in (3, 4, 5)]  # two have proved links
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(there: Start, call: str, nth: int) -> None:
     is_rank_1s(*how_it_went_wrong(there(2), goes_wrong, call, nth, {"sharded_update": True}))

@@ -90,7 +90,6 @@ def test_a_circle_ends_as_a_deadlock_on_every_rank(spawn: Spawn, which: str) -> 
     assert len({o.verdict for o in outcomes}) == 1, "also where they share no group"
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("which", "hosts"),
     [("a plain call and one by name", "1,1"), ("names", "1,1"), ("groups", "1,1"),

@@ -47,7 +47,6 @@ def worlds(done: subprocess.CompletedProcess[str]) -> list[str]:
 WHERE = ["step", "sync", "open"]
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_rank_is_lost_and_the_result_is_that_of_no_fault(where: str, who: int) -> None:
@@ -89,7 +88,6 @@ def test_with_too_few_the_others_wait_for_another() -> None:
     assert "the others wait until there are 3 again" in done.stderr
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("where", ["meet", "open", "step"])
 @pytest.mark.parametrize("who", [0, 3])
 def test_of_several_hosts_ranks_are_lost_twice(where: str, who: int) -> None:

@@ -68,7 +68,6 @@ def operate(kind: str, count: int, ours: bool) -> None:
     fd.barrier()
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("point", "visit", "kind", "count", "ours"), CASES)
 def test_death_at_every_point(
@@ -103,7 +102,6 @@ def memory_is_left(count: int, ours: bool) -> tuple[str, bool]:
     return error, bool((x == 7).all())
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("point", ["mapped.write", "cma.write", "put.write"])
 def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
@@ -154,7 +152,6 @@ STOPPED = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.drawn(2)
 @STOPPED
 def test_a_rank_that_stops_while_data_move_is_named(
     spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool
@@ -171,7 +168,6 @@ def test_a_rank_that_stops_while_data_move_is_named(
         world.signal(victim, signal.SIGKILL)
 
 
-@pytest.mark.drawn(2)
 @STOPPED
 def test_a_warning_names_the_rank_that_stops_while_data_move(
     spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool
@@ -298,7 +294,6 @@ def random_program(seed: int) -> Any:
     return None
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("repetition", range(10))
 def test_death_at_random(spawn: Spawn, repetition: int) -> None:
     seed = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]

@@ -83,7 +83,6 @@ for _ in range(10**9):
 """
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.timeout(60 + 20 * REPEAT)
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 @pytest.mark.parametrize("how", ["raise", "exit", "_exit", "group"])

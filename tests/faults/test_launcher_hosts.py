@@ -387,7 +387,6 @@ def agent_of(job_output: list[str], rank: int) -> int:
     return next(int(line.split()[1]) for line in job_output if line.startswith(f"{rank} "))
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_vanished_agent_ends_the_job(reach: str, number: signal.Signals) -> None:
     with running(2, WITH_AGENT, "-H", "a:1,b:1", reach, "--no-prefix", "--grace=0") as job:

@@ -17,11 +17,8 @@ CASES = (
 )  # fmt: skip
 
 
-def make_backend_tests(backend: str, without: Sequence[str] = (), one_in: int = 1) -> Any:
-    """The tests of one backend, `without` some cases, `one_in` so many at a time (grid.drawn);
-    Keras stays unimported in pytest's own process."""
+def make_backend_tests(backend: str, without: Sequence[str] = ()) -> Any:
+    """The tests of one backend; Keras stays unimported in pytest's own process."""
     needs("keras", backend, f"farandole.{backend}")
     cases = [module.__name__ for module in CASES]
-    return make_tests(
-        __name__, f"keras on {backend}", cases_of=cases, without=without, one_in=one_in
-    )
+    return make_tests(__name__, f"keras on {backend}", cases_of=cases, without=without)

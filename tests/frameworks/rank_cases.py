@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -47,27 +46,18 @@ def make_tests(
     cases_of: Sequence[str] = (),
     without: Sequence[str] = (),
     only_sizes: Sequence[int] = (),
-    one_in: int = 1,
 ) -> Any:
     """`module`: which has the cases, unless others have them, `cases_of`. `framework`: as a nursery
     is told (harness.py). `without`: names of cases that do not work there. `only_sizes`: of
-    worlds; default: all that cases ask for. In a run each case has one of its sizes, and of these
-    rows one in `one_in` runs (grid.drawn)."""
+    worlds; default: all that cases ask for."""
     cases = [case for each in cases_of or [module] for case in _registered[each]]
     table = [(f, n) for f, sizes in cases for n in sizes if f.__name__ not in without]
     table = [(f, n) for f, n in table if not only_sizes or n in only_sizes]
     table.sort(key=lambda row: row[1])
     begin = prepare or _BEGIN[framework.partition(" ")[0]]
 
-    sizes = Counter(f for f, _ in table)
-    rows = [
-        pytest.param(
-            f, n, id=f"{f.__name__}[{n}]", marks=pytest.mark.drawn(sizes[f], of=f.__name__)
-        )
-        for f, n in table
-    ]
+    rows = [pytest.param(f, n, id=f"{f.__name__}[{n}]") for f, n in table]
 
-    @pytest.mark.drawn(one_in)
     @pytest.mark.timeout(250)  # more than the ranks have (conftest.py), who say more
     @pytest.mark.parametrize(("case", "ranks"), rows)
     def test_on_ranks(case: Callable[[], None], ranks: int, run_case: Callable[..., None]) -> None:

@@ -328,7 +328,6 @@ assert sum(farandole.torch.distributed.fallbacks().values()) == again
 """
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("launcher", ["farandole run", "torchrun"])
 def test_a_program_runs_under_either_launcher_and_may_just_end(
     tmp_path: Path, launcher: str

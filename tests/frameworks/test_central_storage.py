@@ -308,4 +308,4 @@ def memory_that_a_rank_cannot_open_is_an_error_on_all() -> None:
         tf.Variable([1.0])
 
 
-test_on_ranks = make_tests(__name__, "keras on tensorflow", one_in=3)
+test_on_ranks = make_tests(__name__, "keras on tensorflow")

@@ -91,7 +91,6 @@ def trained(own: int) -> tuple[list[int], list[np.ndarray], list[np.ndarray]]:
     return state.sizes, values(model), alone(steps)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("framework", BACKENDS)
 def test_fit_goes_on_with_fewer_and_more_ranks(framework: str, spawn: Callable[..., World]) -> None:
     """A rank dies in the middle of an epoch, and then one comes, in the middle of another."""
@@ -128,7 +127,6 @@ def alone_and_together(worlds: int) -> Any:
     return model.layers[0].kernel.numpy().item()
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("framework", BACKENDS)
 def test_fit_follows_worlds_of_any_job(framework: str, spawn: Callable[..., World]) -> None:
     """One rank alone, then two, then one."""

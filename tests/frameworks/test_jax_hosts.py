@@ -35,7 +35,6 @@ def digest_of_training(hosts: int) -> str:
     return hashlib.sha256(leaves).hexdigest()
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("parts", ["1,2", "2,2"])
 def test_training_has_the_bits_of_one_host(spawn: Spawn, parts: str) -> None:
     size = sum(map(int, parts.split(",")))

@@ -621,4 +621,4 @@ def a_wrong_argument_is_an_error_of_ours() -> None:
     assert fdj.allreduce(jnp.ones(2), "sum").tolist() == [2, 2]
 
 
-test_on_ranks = make_tests(__name__, "jax", prepare=prepare, one_in=2)
+test_on_ranks = make_tests(__name__, "jax", prepare=prepare)

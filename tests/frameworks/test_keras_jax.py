@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from keras_cases import make_backend_tests
 
-test_on_ranks = make_backend_tests("jax", one_in=4)
+test_on_ranks = make_backend_tests("jax")

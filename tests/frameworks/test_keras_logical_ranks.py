@@ -92,9 +92,7 @@ def train() -> dict[str, str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
-@pytest.mark.drawn(2, of="what takes long")
 def test_the_bits_do_not_depend_on_the_number_of_ranks(spawn: Spawn, backend: str) -> None:
     _require(backend)
     sizes = (1, 2, 3, 4) if grid.full() or backend == "torch" else (1, 3)
@@ -139,9 +137,7 @@ def as_in_one_process_whatever_the_data(backend: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-@pytest.mark.drawn(2, of="what takes long")
 def test_every_kind_of_data_is_cut_alike(spawn: Spawn, backend: str) -> None:
     _require(backend)
     spawn(3, f"keras on {backend}").run(as_in_one_process_whatever_the_data, backend)
@@ -190,7 +186,6 @@ def refusals() -> None:
     )
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_what_would_make_bits_depend_on_ranks_is_refused(spawn: Spawn) -> None:
     _require("torch")
     spawn(3, "keras on torch").run(refusals)

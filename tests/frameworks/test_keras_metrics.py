@@ -11,13 +11,13 @@ from rank_cases import make_tests, needs
 needs("keras")
 
 
-def cases_on(backend: str, one_in: int = 1) -> object:
+def cases_on(backend: str) -> object:
     if importlib.util.find_spec(backend) is None:
         return None
     cases = [keras_metric_cases.__name__, keras_decision_cases.__name__]
-    return make_tests(__name__, f"keras on {backend}", cases_of=cases, one_in=one_in)
+    return make_tests(__name__, f"keras on {backend}", cases_of=cases)
 
 
 test_on_tensorflow = cases_on("tensorflow")
-test_on_torch = cases_on("torch", one_in=2)
-test_on_jax = cases_on("jax", one_in=2)
+test_on_torch = cases_on("torch")
+test_on_jax = cases_on("jax")

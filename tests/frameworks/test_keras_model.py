@@ -35,7 +35,7 @@ ON_TORCH = {
 }
 
 
-def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1) -> Any:
+def cases_on(backend: str, without: set[str], only_sizes: Sequence[int]) -> Any:
     needs("keras", backend)
     return make_tests(
         __name__,
@@ -43,14 +43,11 @@ def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in:
         cases_of=[keras_model_cases.__name__],
         without=sorted(without),
         only_sizes=only_sizes,
-        one_in=one_in,
     )
 
 
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
 FULL = grid.full()
-test_on_tensorflow = cases_on("tensorflow", ON_TORCH, () if FULL else (2, 3), one_in=3)
-test_on_torch = cases_on(
-    "torch", ALL - COMMON - ADVERSARIES - ON_TORCH, (2, 3) if FULL else (3,), one_in=2
-)
-test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,), one_in=2)
+test_on_tensorflow = cases_on("tensorflow", ON_TORCH, () if FULL else (2, 3))
+test_on_torch = cases_on("torch", ALL - COMMON - ADVERSARIES - ON_TORCH, (2, 3) if FULL else (3,))
+test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,))

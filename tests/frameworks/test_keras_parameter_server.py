@@ -142,7 +142,6 @@ def looks_up(ties: bool) -> Any:
     return seen, wanted
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_workers_fetch_the_rows_that_a_batch_looks_up(
     spawn: Callable[..., World], backend: str

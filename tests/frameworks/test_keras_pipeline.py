@@ -19,9 +19,7 @@ OTHERS = {
 }
 
 
-def cases_on(
-    backend: str, only_sizes: Sequence[int], without: Sequence[str] = (), one_in: int = 1
-) -> Any:
+def cases_on(backend: str, only_sizes: Sequence[int], without: Sequence[str] = ()) -> Any:
     needs("keras", backend)
     cases = [keras_pipeline_cases.__name__]
     return make_tests(
@@ -30,14 +28,13 @@ def cases_on(
         cases_of=cases,
         only_sizes=only_sizes,
         without=without,
-        one_in=one_in,
     )
 
 
 FULL = grid.full()
 NOT_AGAIN = sorted(ALONE | TF_DATA | (set() if FULL else OTHERS))
 CHAIN = [] if FULL else ["a_chain_learns_as_in_one_process"]  # replicas have the same
-test_on_tensorflow = cases_on("tensorflow", (), CHAIN, one_in=2)
-test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN, one_in=3)
+test_on_tensorflow = cases_on("tensorflow", (), CHAIN)
+test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN)
 SLOW = [] if FULL else ["a_stage_that_raises_is_named"]  # without a program
-test_on_jax = cases_on("jax", () if FULL else (2,), [*NOT_AGAIN, *SLOW], one_in=2)
+test_on_jax = cases_on("jax", () if FULL else (2,), [*NOT_AGAIN, *SLOW])

@@ -132,7 +132,6 @@ def cases_on(backend: str, **options: Any) -> Any:
 ELSEWHERE = {
     "without": ("layers_that_ask_for_it_have_it", "what_cannot_be_joined_is_refused"),
     "only_sizes": () if grid.full() else (3,),
-    "one_in": 2,
 }
 test_on_tensorflow = cases_on("tensorflow")
 test_on_torch = cases_on("torch", **ELSEWHERE)

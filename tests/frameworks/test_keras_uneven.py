@@ -32,7 +32,6 @@ def fit_unevenly() -> None:
     model.fit(x, x[:, :1], batch_size=2, epochs=1, verbose=0, callbacks=callbacks)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.timeout(START + 30)
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_uneven_batches_are_a_deadlock_told_in_batches(spawn: Spawn, backend: str) -> None:

@@ -1180,5 +1180,5 @@ def step_of(strategy: Any, model: Any, optimizer: Any) -> Any:
 
 
 test_on_ranks = make_tests(
-    __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3), one_in=3
+    __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3)
 )

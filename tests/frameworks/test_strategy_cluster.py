@@ -26,7 +26,6 @@ needs("tensorflow", "keras")
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")
 Spawn = Callable[..., World]
-takes_long = pytest.mark.drawn(2, of="training that ends")
 START = 100.0  # seconds: ranks trace their functions, and others want the cores
 
 # ---- who starts the ranks ----
@@ -155,7 +154,6 @@ def fit_until_a_rank_dies() -> str:
     return str(caught.value)
 
 
-@takes_long
 def test_a_peer_that_dies_ends_fit_and_is_named(spawn: Spawn) -> None:
     world = spawn(2, "keras on tensorflow", each=[by_config("chief"), by_config("worker")])
     world.start(fit_until_a_rank_dies)
@@ -209,7 +207,6 @@ def go_on(folder: str) -> tuple[int, float]:
         return handler.total_run_calls, float(handler.run(step))
 
 
-@takes_long
 def test_a_rank_that_gets_sigterm_ends_training_for_all_and_it_goes_on(
     spawn: Spawn, tmp_path: Path
 ) -> None:
@@ -242,7 +239,6 @@ def train_through_the_grace_period(folder: str) -> list[int]:
     return saved
 
 
-@takes_long
 def test_training_goes_on_for_the_grace_period(spawn: Spawn, tmp_path: Path) -> None:
     saved = spawn(2, "keras on tensorflow").run(
         train_through_the_grace_period, str(tmp_path), timeout=START
@@ -291,6 +287,5 @@ def what_a_handler_refuses(folder: str) -> None:
     assert isinstance(caught.value, OSError if fd.rank() == 1 else fd.InvalidArgument)
 
 
-@takes_long
 def test_mistakes_are_told_on_every_rank(spawn: Spawn, tmp_path: Path) -> None:
     spawn(2, "keras on tensorflow").run(what_a_handler_refuses, str(tmp_path), timeout=START)

@@ -85,4 +85,4 @@ for _case in (
 ):
     again(_case)
 
-test_on_ranks = make_tests(__name__, "tensorflow", prepare=prepare, one_in=2)
+test_on_ranks = make_tests(__name__, "tensorflow", prepare=prepare)

@@ -58,7 +58,6 @@ def hosts(spaces: list[str]) -> Iterator[list[str]]:
         yield spaces
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.timeout(LIMIT + 30)
 @pytest.mark.parametrize("kind", ["numpy", "hook", "DDP"])
 def test_ranks_meet_again_after_each_of_two_deaths(

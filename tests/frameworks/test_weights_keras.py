@@ -180,6 +180,6 @@ def what_ranks_accumulate_is_their_own() -> None:
         model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
 
 
-test_on_tensorflow = make_tests(__name__, "keras on tensorflow", one_in=2)
-test_on_torch = make_tests(__name__, "keras on torch", one_in=2)
-test_on_jax = make_tests(__name__, "keras on jax", one_in=2)
+test_on_tensorflow = make_tests(__name__, "keras on tensorflow")
+test_on_torch = make_tests(__name__, "keras on torch")
+test_on_jax = make_tests(__name__, "keras on jax")

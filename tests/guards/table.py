@@ -180,11 +180,6 @@ TESTS = [
         {PLANTED_TEST: new("import os\n\n\ndef test_planted(spawn):\n    spawn(1)\n    os.dup(1)\n")}, "open_files",
     ),
     Guard(
-        "pytest: rows that run too seldom", PYTEST + "--collect-only tests/planted",
-        {"tests/planted/test_planted.py": new("import pytest\n\n\n@pytest.mark.drawn(9)\n@pytest.mark.parametrize('x', range(9))\ndef test_planted(x):\n    pass\n")},
-        "run in less than 1 of 8 runs.*test_planted",
-    ),
-    Guard(
         "make differential", made("differential", "tests/", DIFFERENTIAL='--ranks 2 --program "front=torch.hook"'),
         {"python/farandole/torch/optimizer.py": replace("op: int = Average", "op: int = Sum")}, "wrong: .*is off by",
     ),

@@ -19,8 +19,7 @@ from core_testing import testing
 from farandole import _core
 from harness import World
 
-MANY = pytest.mark.drawn(2, of="many ranks")  # they cost most
-WORLDS = [1, 2, 3, pytest.param(5, marks=MANY), pytest.param(8, marks=MANY)]
+WORLDS = [1, 2, 3, 5, 8]
 DTYPES = [name for name in _core.dtypes if name != "bfloat16"]  # numpy has none; see below
 FORCED = [*(path["name"] for path in fd._core.tuning.paths()), "schedule"]
 PLANNERS = {
@@ -203,7 +202,6 @@ def check_sizes(dtype: str, memory: str, in_place: bool) -> set[str]:
     }
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("size", WORLDS)
 @pytest.mark.parametrize("memory", MEMORY)
 def test_all_sizes_in_all_memory(standing: Callable[[int], World], size: int, memory: str) -> None:

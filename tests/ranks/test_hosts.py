@@ -189,7 +189,6 @@ def test_some_ranks_form_a_world_where_the_launcher_tells_of_hosts(spawn: Spawn)
 # ---- collectives ----
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("parts", SPLITS)
 def test_all_collectives_and_sizes(spawn: Spawn, parts: str) -> None:
     world = spawn(SPLITS[parts], env=split(parts))
@@ -197,7 +196,6 @@ def test_all_collectives_and_sizes(spawn: Spawn, parts: str) -> None:
         assert all(paths == {"eager", "schedule"} for paths in world.run(check_sizes, in_place))
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("wire", ["checked", "sealed"])
 @pytest.mark.parametrize("parts", ["1,1", "1,3", "0:1:0:1"])
 def test_sealed_tensors_come_as_they_were_sent(spawn: Spawn, parts: str, wire: str) -> None:
@@ -254,7 +252,6 @@ def test_all_types(spawn: Spawn, parts: str) -> None:
     spawn(3 if parts == "1,2" else 2, env=split(parts)).run(check_types)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("parts", SPLITS)
 @pytest.mark.parametrize("count", [5, 300_007])
 def test_the_same_bits_as_on_one_host(spawn: Spawn, parts: str, count: int) -> None:
@@ -427,7 +424,6 @@ def joins_where_nobody_answers() -> float:
     return time.monotonic() - begun
 
 
-@pytest.mark.drawn(1, of="what takes long")
 def test_a_rank_that_does_not_answer_is_named_in_seconds(spawn: Spawn) -> None:
     env = split("1,1") | {"FARANDOLE_START_TIMEOUT": "18"}
     world = spawn(2, env=env)

@@ -238,7 +238,6 @@ RENDEZVOUS = {
 }
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("rendezvous", RENDEZVOUS)
 def test_ranks_of_two_torchruns_meet_as_of_two_hosts(tmp_path: Path, rendezvous: str) -> None:

@@ -121,7 +121,6 @@ def bits() -> str:
     return hashlib.sha256(sums).hexdigest()
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("parts", "ranks", "places"),
     [
@@ -141,8 +140,6 @@ def test_everything_over_mpi(
     assert {digest for *_, digest in found} == set(spawn(ranks).run(bits)), "shared memory's bits"
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.drawn(2, of="what takes long")
 @pytest.mark.parametrize("name", mpis.NAMES[1:])
 def test_handles_of_the_other_size(spawn: Spawn, name: str) -> None:
     found = mpis.find(name).run(2, everything, env=over("1,1"))
@@ -188,7 +185,6 @@ def by_communicator() -> tuple[str, str, int]:
     return within, str(across.last_path), connections() - before
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi, tmp_path: Path) -> None:
     most: dict[str, int] = {}
     table = table_of(tmp_path / "table", mpi_round=1e-9, mpi_byte=1e-14)
@@ -215,7 +211,6 @@ def by_parts() -> tuple[int, float]:
     return fd.size(), total
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_what_mpi_takes_is_measured_and_told(mpi: Mpi, tmp_path: Path) -> None:
     table = table_of(tmp_path / "table")
     before = kept.read(table).seconds
@@ -238,7 +233,6 @@ def sum_by_hosts() -> float:
     return float(fd.all_reduce(np.ones(100_003))[-1])
 
 
-@pytest.mark.drawn(1, of="what takes long")
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_what_is_sealed_does_not_go_over_mpi(mpi: Mpi, transport: str) -> None:
     env = over("1,1") | {"FARANDOLE_TRANSPORT": transport, "FARANDOLE_WIRE": "checked"}
@@ -249,7 +243,6 @@ def test_what_is_sealed_does_not_go_over_mpi(mpi: Mpi, transport: str) -> None:
     assert "FARANDOLE_WIRE=checked, over TCP alone" in said
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_split_communicators_are_worlds(mpi: Mpi) -> None:
     assert mpi.run(4, by_parts, env=FORCED) == [(4, 4.0), (4, 6.0)] * 2
 
@@ -261,7 +254,6 @@ def again_and_again() -> None:
         fd.shutdown()
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_a_communicator_serves_world_after_world(mpi: Mpi) -> None:
     mpi.run(2, again_and_again, env=FORCED)
 
@@ -281,7 +273,6 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_digits_train_as_over_shared_memory(mpi: Mpi, curve: list[float], tmp_path: Path) -> None:
     file = tmp_path / "mpi.json"
     done = mpi.start(2, digits(file), **FORCED)
@@ -307,9 +298,7 @@ def waits(seconds: float) -> float:
     return (time.process_time() - spent) / (time.monotonic() - wall)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("parts", "most"), [("", 0.2), ("1,1", 0.2)])
-@pytest.mark.drawn(2, of="what takes long")
 def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi, parts: str, most: float) -> None:
     """Between hosts nothing wakes it, and on a virtual machine each look costs."""
     share = mpi.run(2, waits, 3.0, env=over(parts))[0]
@@ -341,7 +330,6 @@ def one_is_killed(during: str) -> tuple[str, int | None, float]:
     return found.value.verdict, found.value.rank, time.monotonic() - died
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("during", ["silence", "transfers", "reductions"])
 @pytest.mark.parametrize("parts", ["", "1,2"])
 def test_a_killed_rank_is_named_by_all_others(
@@ -370,7 +358,6 @@ def one_is_killed_early() -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_a_rank_that_is_killed_while_ranks_connect_is_named(mpi: Mpi) -> None:
     options = mpis.TOLERANT.get(mpi.name)
     env = FORCED | {"MASTER_ADDR": "127.0.0.1"}  # or they would meet twice
@@ -381,7 +368,6 @@ def test_a_rank_that_is_killed_while_ranks_connect_is_named(mpi: Mpi) -> None:
         assert o.value < 10, "far below every other deadline"
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_nothing_is_left_where_mpiexec_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
     env = FORCED | {"FARANDOLE_TEST_TIME": str(tmp_path / "died")}
     assert mpi.call(3, one_is_killed, "silence", env=env).code != 0
@@ -395,7 +381,6 @@ def one_raises() -> None:
     fd.all_reduce(np.ones(300_007))
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_an_exception_ends_the_job(mpi: Mpi) -> None:
     """Nobody waits in MPI_Finalize for the others, though mpiexec lets all live."""
     options = mpis.TOLERANT.get(mpi.name)
@@ -437,7 +422,6 @@ ENDS = {
 }
 
 
-@pytest.mark.drawn(2, of="what takes long")
 @pytest.mark.parametrize("end", ENDS)
 def test_mpi_ends_with_the_program(mpi: Mpi, end: str) -> None:
     """MPI is ours to end where the program does not import mpi4py itself."""
@@ -458,7 +442,6 @@ def is_unreachable(who: int) -> None:
     fd.init()
 
 
-@pytest.mark.drawn(2, of="what takes long")
 @pytest.mark.parametrize("who", [1, 2])
 def test_ranks_that_cannot_connect_are_told_to_all(mpi: Mpi, who: int) -> None:
     options = mpis.TOLERANT.get(mpi.name)
@@ -519,7 +502,6 @@ def gives_up_in_the_middle() -> None:
         fd.shutdown()
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_memory_comes_back_from_an_operation_that_fails(mpi: Mpi) -> None:
     ended = mpi.call(2, gives_up_in_the_middle, env=FORCED)
     for o in ended.outcomes:
@@ -541,7 +523,6 @@ def one_leaves(how: str) -> str:
     return found.value.verdict
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("how", ["shuts down", "exits"])
 def test_a_rank_that_leaves_is_named_and_mpiexec_ends_the_job(mpi: Mpi, how: str) -> None:
     ended = mpi.call(3, one_leaves, how, env=over("1,2"))
@@ -608,7 +589,6 @@ def one_does_not_come(who: int) -> str:
     return found.value.verdict
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_rank_that_does_not_come_is_named(mpi: Mpi, who: int) -> None:
     ended = mpi.call(3, one_does_not_come, who, env=FORCED)

@@ -65,7 +65,6 @@ def with_few_threads(level: str) -> None:
     fd.shutdown()
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
 @pytest.mark.parametrize("parts", ["", "1,1"])
 def test_an_mpi_of_few_threads_is_called_by_those_that_may(

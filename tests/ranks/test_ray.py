@@ -62,7 +62,6 @@ def _places(settings: list[str]) -> Any:
     return place, node, total.tolist(), [os.environ.get(name) for name in settings]
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_actors_are_ranks_numbered_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARANDOLE_WARN_AFTER", "7")
     names = ["FARANDOLE_WARN_AFTER", "MORE"]
@@ -74,7 +73,6 @@ def test_actors_are_ranks_numbered_by_node(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(settings) == [["7", "2"]] * 4
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_nodes_may_be_hosts() -> None:
     answers = run(_places, ([],), num_workers=4, env={"FARANDOLE_SPLIT_HOSTS": "2,2"})
     places = [place for place, *_ in answers]
@@ -110,7 +108,6 @@ def test_a_rank_that_died_is_named_with_what_the_others_say() -> None:
     assert "PeerLost" in str(raised.value)
 
 
-@pytest.mark.drawn(2, of="what takes long")
 def test_a_rank_that_returns_early_is_told_to_the_others() -> None:
     with pytest.raises(fd.EarlyExit, match="rank 1"):
         run(_fails, ("leaves",), num_workers=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +25,7 @@ class Item:
     ) -> None:
         self.name = self.originalname = of
         self.nodeid = f"{file}::{of}[{row}]"
-        self.path = Path(file)
-        self._marks = [SimpleNamespace(name=n, args=args, kwargs={}) for n, args in marks.items()]
+        self._marks = [SimpleNamespace(name=n, args=args) for n, args in marks.items()]
 
     def iter_markers(self, name: str) -> list[Any]:
         return [mark for mark in self._marks if mark.name == name]
@@ -36,11 +37,11 @@ def rows(count: int, **kind: Any) -> list[Any]:
 
 @pytest.fixture
 def odds_are_true(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def check(items: list[Any]) -> float:
+    def check(items: list[Any], seconds: dict[str, float] | None = None) -> float:
         ran = dict.fromkeys(items, 0)
         for seed in range(RUNS):
             monkeypatch.setenv("GRID_SEED", str(seed))
-            made = draws.draw(items)
+            made = draws.draw(items, seconds or {})
             for each in items:
                 ran[each] += each not in made.left_out
         [odds] = {table.odds for table in made.tables()}
@@ -56,52 +57,59 @@ def test_a_table_runs_whole(odds_are_true: Any) -> None:
     assert odds_are_true(rows(5)) == 1
 
 
-def test_one_row_in_three_runs(odds_are_true: Any) -> None:
-    assert odds_are_true(rows(6, drawn=(3,))) == pytest.approx(1 / 3)
-
-
-def test_of_a_costly_table_one_in_four_runs(odds_are_true: Any) -> None:
-    assert odds_are_true(rows(12, file="tests/faults/x.py")) == pytest.approx(1 / 4)
-
-
-def test_of_a_drawn_and_costly_table_no_row_runs_too_seldom(odds_are_true: Any) -> None:
-    assert odds_are_true(rows(12, drawn=(3,), file="tests/faults/x.py")) == pytest.approx(1 / 6)
-
-
-def test_a_row_that_runs_seldom_is_left_out_no_further(odds_are_true: Any) -> None:
-    assert odds_are_true(rows(30, drawn=(5,), file="tests/faults/x.py")) == pytest.approx(1 / 5)
-
-
-def test_half_of_the_lone_tests_of_a_costly_file_run(odds_are_true: Any) -> None:
-    lone = [Item(0, of=name, file="tests/faults/x.py") for name in ("test_a", "test_b")]
-    assert odds_are_true(lone) == 1 / 2
-
-
-def test_what_is_left_of_a_small_table_is_a_lone_test(odds_are_true: Any) -> None:
-    small = [r for of in ("test_a", "test_b") for r in rows(3, of=of, file="tests/faults/x.py")]
-    assert odds_are_true(small) == pytest.approx(1 / 6)
-
-
-def test_the_lone_tests_of_other_files_run(odds_are_true: Any) -> None:
-    assert odds_are_true([Item(0, of=name) for name in ("test_a", "test_b")]) == 1
-
-
-def test_of_long_tests_of_all_files_one_in_eight_runs(
-    odds_are_true: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("count", "odds"), [(12, 1 / 4), (3, 1 / 3), (1, 1)])
+def test_of_a_table_that_starts_ranks_one_row_in_four_runs(
+    odds_are_true: Any, count: int, odds: float
 ) -> None:
-    files = [f"tests/unit/x{number}.py" for number in range(16)]
-    monkeypatch.setattr(draws, "LONG", {f"{file}::test_x" for file in files})
-    assert odds_are_true([Item(0, file=file) for file in files]) == 1 / 8
+    assert odds_are_true(rows(count, file="tests/faults/x.py")) == pytest.approx(odds)
 
 
-def test_long_tests_are_there() -> None:
-    for name in draws.LONG:
+def test_of_costly_tests_of_all_files_one_row_in_eight_runs(odds_are_true: Any) -> None:
+    files = [f"tests/unit/x{number}.py" for number in range(8)]
+    items = [row for file in files for row in rows(3, file=file)]
+    assert odds_are_true(items, {f"{file}::test_x": 2.0 for file in files}) == 1 / 8
+
+
+def test_a_run_has_one_of_eight_rows_that_take_about_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick, slow = (rows(8, of=name) for name in ("test_quick", "test_slow"))
+    seconds = {"tests/unit/x.py::test_quick": 1.0, "tests/unit/x.py::test_slow": 9.0}
+    for seed in range(20):
+        monkeypatch.setenv("GRID_SEED", str(seed))
+        left_out = draws.draw([*quick, *slow], seconds).left_out
+        assert [sum(row not in left_out for row in table) for table in (quick, slow)] == [1, 1]
+
+
+def test_costly_tests_are_there() -> None:
+    for name in draws.costly():
         file, _, function = name.partition("::")
-        assert f"def {function}(" in (ROOT / file).read_text(), name
+        assert function in (ROOT / file).read_text(), name
+
+
+def test_the_list_of_costly_tests_follows_from_reports(tmp_path: Path) -> None:
+    times = {"a[1]": 2.0, "a[2]": 3.0, "quick": 0.9, "slower": 5.0, "listed": 1.5}
+    cases = [
+        f'<testcase classname="tests.test_x" name="test_{name}" time="{seconds}" />'
+        for name, seconds in times.items()
+    ]
+    (tmp_path / "report.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+    names = ("a", "quick", "slower", "listed", "elsewhere")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_x.py").write_text("".join(f"def test_{n}(): ...\n" for n in names))
+    before = {"slower": 4.0, "listed": 6.0, "elsewhere": 2.0, "gone": 7.0}
+    costly = tmp_path / "tests/costly.txt"
+    costly.write_text("".join(f"{s} tests/test_x.py::test_{n}\n" for n, s in before.items()))
+
+    command = [sys.executable, str(ROOT / ".ci" / "costly.py"), "report.xml"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    lines = [line.split(" tests/test_x.py::test_") for line in costly.read_text().splitlines()]
+    after = {name: float(seconds) for seconds, name in lines}
+    assert after == {"a": 3.0, "slower": 5.0, "listed": 6.0, "elsewhere": 2.0}
 
 
 def test_combinations_are_told_as_the_seldom_ones_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRID_SEED", "1")
     table = ("a", grid.Combinations([(1,), (2,)]))
-    [made] = draws.draw(rows(2, parametrize=table, file="tests/faults/x.py")).tables()
+    [made] = draws.draw(rows(2, parametrize=table, file="tests/faults/x.py"), {}).tables()
     assert made == draws.Table("tests/faults/x.py::test_x", 2, 1 / 8)
