@@ -25,6 +25,16 @@ ONCE_WRONG = [
     "front=torch.global touch=set",
     "front=torch.global weights=share_memory zero=zeros",
     "front=torch.global weights=half_and_back zero=zeros",
+    # A program clears gradients where it holds them: in one flat tensor, or in a list. The optimizer
+    # got others, to which autograd added for ever.
+    "front=torch.hook zero=flat",
+    "front=torch.hook zero=flat options=in_place model=channels_last",
+    "front=torch.hook zero=kept options=small",
+    "front=torch.global zero=flat",
+    "front=torch.global zero=flat options=logical",
+    # Refused: a program that has left a step out clears gradients by itself.
+    "front=torch.hook zero=kept precision=scaler accumulate=cut",
+    "front=torch.hook zero=kept loss=sum accumulate=no_sync",
     # Gradients were looked at that are not reduced yet: a window that ends early.
     "front=torch.hook touch=clip accumulate=cut",
     "front=torch.hook precision=scaler accumulate=cut",

@@ -11,6 +11,7 @@ import programs
 from programs import BATCH, STEPS, Front, Program, Result
 from torch_parts import (
     ACTIONS,
+    CLEARS,
     CLOSURES,
     HOOKS,
     LOSSES,
@@ -121,6 +122,7 @@ def train(setting: Setting) -> Result:
     names = {"remove_duplicate": False}  # an action may untie what was tied
     before = {n: setting.whole(p).clone().numpy() for n, p in model.named_parameters(**names)}
     losses: list[float] = []
+    clear = CLEARS[program["zero"]](model, optimizers)
 
     def window(numbers: list[int]) -> Any:
         for number in numbers:
@@ -151,8 +153,7 @@ def train(setting: Setting) -> Result:
             scaler.step(optimizer)
         scaler.update()
         setting.advance(losses[-len(numbers) :])
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=program["zero"] == "none")
+        clear()
     for schedule in setting.schedules:
         if isinstance(schedule, Averaging):
             schedule.end()
@@ -361,7 +362,7 @@ COLUMNS: dict[str, list[str]] = {
     "hooks": ["none", *(f"{kind}_{when}" for kind in HOOKS for when in ("before", "after"))],
     "accumulate": ["one", "two", "cut", "no_sync"],
     "precision": ["float32", "scaler", "autocast"],
-    "zero": ["none", "zeros"],
+    "zero": list(CLEARS),
     "parts": ["even"],
 }  # fmt: skip
 
@@ -404,6 +405,11 @@ BY_PYTORCH = {  # what PyTorch alone does not train
     "an optimizer's state keeps its dtype": [
         f"weights=double optimizer={ADAMS},rmsprop,rprop,asgd,lbfgs",
     ],
+    "gradients that are replaced are not cleared by what the program has kept of them": [
+        "zero=flat,kept touch=data,set,cast", "zero=flat,kept backward=create_graph",
+        "zero=flat,kept weights=double,half_and_back,share_memory,other_layout,unfreeze,assigned",
+        "zero=flat,kept model=embedding", "zero=flat,kept optimizer=closure,lbfgs",
+    ],
 }  # fmt: skip
 HOOKED_EXPERTS = {
     "a hook on what has accumulated runs on the ranks that have called the layer": [
@@ -443,7 +449,7 @@ BY_DDP = BY_HOOK | {  # each is the same over gloo
         "weights=added", "weights=unfreeze model=frozen",
     ],
     "a gradient that is a view of its bucket is not what the optimizer reads once it is replaced": [
-        "options=view touch=data,set,cast",
+        "options=view touch=data,set,cast", "options=view zero=flat,kept",
     ],
     "DDP refuses create_graph=True": ["backward=create_graph"],
     "DDP takes a parameter of two reentrant backwards only in a static graph": [
@@ -461,7 +467,9 @@ BY_FSDP = BY_PYTORCH | OWN_STATISTICS | {  # each is the same over gloo
     "FSDP2 refuses parameters of no dimension, of other layouts, and sparse gradients": [
         "model=odd,channels_last,embedding", "weights=other_layout",
     ],
-    "a DTensor has no memory to replace": ["touch=data,set", "weights=double,share_memory"],
+    "a DTensor has no memory to replace": [
+        "touch=data,set", "weights=double,share_memory", "zero=flat,kept",
+    ],
     "FSDP2 refuses deepcopy()": ["weights=averaged", "schedule=swa"],
     "a DTensor has no place for what they write into it": ["optimizer=rprop,adafactor,muon"],
     "LBFGS flattens gradients, which uneven shards refuse": ["optimizer=lbfgs"],

@@ -327,6 +327,58 @@ LOSSES: dict[str, Loss] = {
     "two": lambda out, y, _: _square(out, y).mean() + 0.1 * (out[:, 0] - y[:, 1]).abs().mean(),
 }
 
+# ---- how programs clear gradients after a step ----
+
+Clear = Callable[[], None]
+
+
+def _none(_: Any, optimizers: list[Any]) -> Clear:
+    return lambda: [optimizer.zero_grad() for optimizer in optimizers] and None
+
+
+def _zeros(_: Any, optimizers: list[Any]) -> Clear:
+    return lambda: [optimizer.zero_grad(set_to_none=False) for optimizer in optimizers] and None
+
+
+def _learning(model: Any) -> list[Any]:
+    return [p for p in model.parameters() if p.requires_grad and p.numel() > 0]
+
+
+def _flat(model: Any, optimizers: list[Any]) -> Clear:
+    """All gradients are views of one tensor, which the program clears."""
+    import torch
+
+    flat = {p.dtype: torch.zeros(0, dtype=p.dtype) for p in _learning(model)}
+    for dtype in flat:
+        mine = [p for p in _learning(model) if p.dtype == dtype]
+        flat[dtype] = torch.zeros(sum(p.numel() for p in mine), dtype=dtype)
+        parts = flat[dtype].split([p.numel() for p in mine])
+        for p, part in zip(mine, parts, strict=True):
+            p.grad = part.view(p.shape)
+
+    del optimizers
+    return lambda: torch._foreach_zero_(list(flat.values()))
+
+
+def _kept(model: Any, optimizers: list[Any]) -> Clear:
+    """The program keeps the first step's gradients, and clears these."""
+    import torch
+
+    kept: list[Any] = []
+
+    def clear() -> None:
+        if not kept:
+            kept.extend(p.grad for p in _learning(model) if p.grad is not None)
+        torch._foreach_zero_(kept)
+
+    del optimizers
+    return clear
+
+
+CLEARS: dict[str, Callable[[Any, list[Any]], Clear]] = {
+    "none": _none, "zeros": _zeros, "flat": _flat, "kept": _kept,
+}  # fmt: skip
+
 # ---- what programs do to gradients, after they are whole and before the step ----
 
 Touch = Callable[[Any], None]

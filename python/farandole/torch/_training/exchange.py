@@ -194,11 +194,9 @@ class GradientExchange(Hooked):
     def _begin_pass(self, i: int, *, ends: bool) -> None:
         """`i`: whose gradient is the first one; `ends`: whether autograd tells the end; else
         synchronize() reduces."""
-        if (
-            self._standing
-            and self._passes_per_step > 1
-            and any(map(self._gradients.still_stands, range(len(self.names))))
-        ):
+        if self._standing:
+            self._standing = self._any_stands(but=i)
+        if self._standing and self._passes_per_step > 1:
             raise too_many_passes(self._passes_per_step)
         self._refuse_sums(but=i)
         held = self._held > 0 or self.open
@@ -206,15 +204,25 @@ class GradientExchange(Hooked):
         self._begin(reducing=ends and due)
         self._passes += 1
 
+    def _any_stands(self, but: int) -> bool:
+        """Whether the program has left reduced gradients as they were. Not where it has set them to
+        zero by itself. `but`: has been added to, so that one is asked where there is no other."""
+        others = [i for i in range(len(self.names)) if i != but] or [but]
+        return any(self._stands(i) for i in others)
+
+    def _stands(self, i: int) -> bool:
+        grad = self.parameters[i].grad
+        return grad is not None and self._gradients.still_stands(i) and bool(_values(grad).any())
+
     def _refuse_sums(self, but: int) -> None:
         """Refuses sums of all ranks that still stand after a step and would be summed again. A
         mean of what all ranks have alike is the same once more. `but`: has been added to."""
         if not self._is_sum_of_all or self._standing:  # _take() refuses the latter
             return
-        for i, p in enumerate(self.parameters):
-            stands = i != but and self._gradients.still_stands(i)
-            if stands and p.grad is not None and bool(_values(p.grad).any()):
-                raise _summed_already(self.names[i])
+        for i, name in enumerate(self.names):
+            if i != but and self._stands(i):
+                raise _summed_already(name)
+        self._is_sum_of_all = False  # the program has set them to zero by itself
 
     def _begin(self, *, reducing: bool) -> None:
         self.check_alive()

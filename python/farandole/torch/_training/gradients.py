@@ -14,6 +14,7 @@ from farandole._core import Error, InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.buckets import Buckets
 from farandole.torch._training.finite import FiniteGradients
+from farandole.torch._training.held import is_held
 from farandole.torch._training.layouts import Strides, in_order_of
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
@@ -31,8 +32,9 @@ Stamp = tuple[dict[int, int], dict[int, int]]
 
 class Gradients:
     """``p.grad`` becomes a view of the bucket, except where gradients are compressed, and where
-    large ones are reduced as they lie, and where they are sparse: then the first step reduces them
-    as dense ones, and later ones gather their entries, or, with `sparse_as_dense`, do the same
+    large ones are reduced as they lie, and where the program holds them by another way (held.py),
+    to which the reduced ones are copied, and where they are sparse: then the first step reduces
+    them as dense ones, and later ones gather their entries, or, with `sparse_as_dense`, do the same
     again; users see sparse ones. What lies on a device stays there: it is reduced where it lies, or
     by way of the buckets.
 
@@ -73,6 +75,8 @@ class Gradients:
         self._marked = bytearray(len(named))  # in this pass
         self._lent: dict[int, torch.Tensor] = {}  # reduced where autograd left them, in this pass
         self._taken = [0] * len(named)  # by parameter: address of what take() has shown
+        self._given: list[weakref.ref[torch.Tensor] | None] = [None] * len(named)  # aliases
+        self._homes: dict[int, torch.Tensor] = {}  # where the program holds gradients of this pass
         self._becoming: dict[int, int] = {}  # what this step found to be sparse
         self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
         self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -138,6 +142,7 @@ class Gradients:
             self.learn_places()
         self._marked = bytearray(len(self._marked))
         self._lent.clear()
+        self._homes.clear()
         self._taken = [0] * len(self._taken)
         self._on_devices.forget()
         self._finite.begin()
@@ -155,6 +160,13 @@ class Gradients:
         if grad is None:
             return
         unwatch(grad)
+        if (
+            grad.is_cpu
+            and grad.layout == torch.strided
+            and grad.data_ptr() != self._buckets.addresses[i]
+            and is_held(grad, self._given[i])
+        ):
+            self._homes[i] = grad
         grad = as_it_is_taken(self._names[i], grad, self._shapes[i])
         dims = 0
         if grad.is_sparse:
@@ -187,12 +199,13 @@ class Gradients:
         pointer = grad.data_ptr()
         if alike and self._alone[i] and (dims == 0 or self._sparse_as_dense):
             p.grad = grad  # where a sparse one became dense
+            self._homes.pop(i, None)
             self._reducer.lend(i, pointer, grad, dims)
             self._lent[i] = grad.detach()
             self._taken[i] = pointer
             self._marked[i] = 1
             return
-        alias = self._buckets.alias(i)
+        alias = self._alias(i)
         address = self._buckets.addresses[i]
         last = self._completes(i)
         if not alike or (last and pointer != address):
@@ -203,6 +216,20 @@ class Gradients:
         self._mark_ready(i, pointer, dims)
         self._taken[i] = address
         p.grad = alias
+
+    def _alias(self, i: int) -> torch.Tensor:
+        """A new gradient for the program, in the bucket. An older one that it still holds keeps
+        its values."""
+        alias, given = self._buckets.alias(i), self._given[i]
+        older = None if given is None else given()
+        if (
+            older is not None
+            and older is not self._parameters[i].grad
+            and older.data_ptr() == alias.data_ptr()
+        ):
+            older.data = older.detach().clone()
+        self._given[i] = weakref.ref(alias)
+        return alias
 
     def _bring(self, i: int, grad: torch.Tensor, dims: int) -> None:
         """Hands in a gradient on a device. Users see their own until the end if compressed."""
@@ -324,10 +351,13 @@ class Gradients:
             p.grad = wire
         elif p.grad is None or p.grad.data_ptr() != self._taken[i]:
             # This rank had none, or a hook has replaced it since.
-            p.grad = self._lent[i] if i in self._lent else self._buckets.alias(i)
+            p.grad = self._lent[i] if i in self._lent else self._alias(i)
         grad = p.grad
         assert grad is not None
-        if grad.stride() != p.stride():
+        if i in self._homes:
+            p.grad = self._homes[i].copy_(grad)
+            grad = self._homes[i]
+        elif grad.stride() != p.stride():
             p.grad = grad = in_order_of(p, grad)
         self._shown[i] = grad.data_ptr()
         dims = self._reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
@@ -352,7 +382,7 @@ class Gradients:
     @unheard
     def stamp(self) -> Stamp:
         """Of the gradients that stand, for have_changed()."""
-        grads = ((i, self._parameters[i].grad) for i in self._apart)
+        grads = ((i, self._parameters[i].grad) for i in (*self._apart, *self._homes))
         return self._buckets.versions(), {i: g._version for i, g in grads if g is not None}
 
     def watch(self) -> None:

@@ -294,9 +294,10 @@ class PartGradients(Hooked):
             return
         self.check_alive()
         self._stands = _Stands.FAILED  # unless it comes to its end
+        homes: _Gradients = {}
         if not self._sending:
             self._close_part()
-            for i, gradient in self._set_aside().items():
+            for i, gradient in self._set_aside(homes).items():
                 self.parameters[i].grad = gradient
         refuse_unmanaged(self._unmanaged)
         if self._exchange is not None and not (self._sending and self._is_reduced()):
@@ -310,18 +311,22 @@ class PartGradients(Hooked):
             self._exchange.note_reduced_before([p for p in older if p.grad is None])
         for i, before in self._before.items():
             p = self.parameters[i]
-            p.grad = before if p.grad is None else p.grad.add_(before)
+            whole = before if p.grad is None else p.grad.add_(before)
+            if whole.data_ptr() != homes[i].data_ptr():
+                homes[i].copy_(whole)
+            p.grad = homes[i]  # the program may have it elsewhere, too
         self._before = {}
         self._stands = _Stands.REDUCED
         self.reduced()
 
-    def _set_aside(self) -> _Gradients:
+    def _set_aside(self, homes: _Gradients) -> _Gradients:
         """Clears p.grad; returns the gradients of this rank's parts. Copies earlier gradients, as
-        the reduction overwrites their memory."""
+        the reduction may overwrite their memory, which `homes` takes."""
         for i, p in enumerate(self.parameters):
             if i not in self._touched and p.grad is not None:
                 self._before[i] = p.grad
             p.grad = None
+        homes.update(self._before)
         self._before = {i: before.clone() for i, before in self._before.items()}
         return self._folding.result()
 

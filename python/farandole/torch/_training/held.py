@@ -1,0 +1,42 @@
+"""Whether a program can reach a gradient by another way than ``p.grad``.
+
+It may keep the tensor in a list, or give all gradients views of one flat tensor. It then clears and
+scales them there, and expects autograd to add to that memory. So such a gradient stays where it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+
+_uses_of: Any = vars(torch._C).get("_storage_Use_Count")  # of a storage; since PyTorch 2.1
+
+
+def is_held(grad: torch.Tensor, given: weakref.ref[torch.Tensor] | None) -> bool:
+    """`given`: the gradient that we have given the program last, whose memory is also that of
+    others. The caller has `grad` in one variable, and nobody else but ``p.grad``."""
+    if sys.getrefcount(grad) > _REFERENCES:
+        return True
+    if _uses_of is None or (given is not None and given() is grad):
+        return False
+    return bool(_uses_of(grad.untyped_storage()._cdata) > _USES)
+
+
+def _nobody_holds() -> tuple[int, int]:
+    p = torch.zeros(1, requires_grad=True)
+    p.grad = torch.zeros(1)
+
+    def references(grad: torch.Tensor, given: None) -> int:  # as many variables as is_held() has
+        del given
+        return sys.getrefcount(grad)
+
+    grad = p.grad
+    uses = 0 if _uses_of is None else int(_uses_of(grad.untyped_storage()._cdata))
+    return references(grad, None), uses
+
+
+# What a gradient shows that only its parameter knows.
+_REFERENCES, _USES = _nobody_holds()
