@@ -11,7 +11,6 @@ namespace farandole {
 namespace {
 
 std::shared_ptr<ShardedUpdate> make_update(std::shared_ptr<Group> group, const py::list& rows,
-                                           std::vector<size_t> hyper_group,
                                            const std::string& optimizer, size_t slots,
                                            const std::string& op, double prescale, double postscale,
                                            size_t bucket_bytes, size_t first_bucket_bytes,
@@ -21,14 +20,13 @@ std::shared_ptr<ShardedUpdate> make_update(std::shared_ptr<Group> group, const p
   if (!known_optimizer)
     throw Error(ErrorCode::invalid_argument, "optimizer '" + optimizer + "' is unknown");
   std::vector<Parameter> parameters = parameters_from(rows);
-  if (hyper_group.size() != parameters.size() || slots > kMostSlots)
-    throw Error(ErrorCode::invalid_argument, "one parameter group each, and at most 2 slots");
+  if (slots > kMostSlots) throw Error(ErrorCode::invalid_argument, "at most 2 slots");
   const ShardedOptions options{
       bucket_options(op, prescale, postscale, {bucket_bytes, first_bucket_bytes}, label),
       *known_optimizer, slots};
   const py::gil_scoped_release unlocked;
-  return std::make_shared<ShardedUpdate>(std::move(group), std::move(parameters),
-                                         std::move(hyper_group), options, look_for_signals);
+  return std::make_shared<ShardedUpdate>(std::move(group), std::move(parameters), options,
+                                         look_for_signals);
 }
 
 ShardedUpdate::Task task_named(const std::string& name) {
@@ -59,10 +57,10 @@ void bind_sharded_update(py::module_& module) {
   py::class_<ShardedUpdate, BucketStep, std::shared_ptr<ShardedUpdate>>(
       module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.",
       kEndsUnlocked)
-      .def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
-           py::arg("optimizer"), py::arg("slots"), py::arg("op") = "mean",
-           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
-           py::arg("first_bucket_bytes"), py::arg("label") = "gradients")
+      .def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("optimizer"),
+           py::arg("slots"), py::arg("op") = "mean", py::arg("prescale") = 1.0,
+           py::arg("postscale") = 1.0, py::arg("bucket_bytes"), py::arg("first_bucket_bytes"),
+           py::arg("label") = "gradients")
       .def(
           "take",
           [](ShardedUpdate& u, size_t parameter, uintptr_t gradient) {
@@ -72,14 +70,16 @@ void bind_sharded_update(py::module_& module) {
       .def(
           "begin",
           [](ShardedUpdate& u, const std::string& task, const py::bytes& present,
-             std::vector<HyperParameters> groups, double factor) {
+             std::vector<HyperParameters> groups, std::vector<int> group_of, double factor) {
             refuse_in_child();
             const auto flags = std::string_view(present);
             if (flags.size() != u.places().size())
               throw Error(ErrorCode::invalid_argument, "`present` has a byte for each parameter");
-            u.begin(task_named(task), {flags.begin(), flags.end()}, std::move(groups), factor);
+            u.begin(task_named(task), {flags.begin(), flags.end()}, std::move(groups),
+                    std::move(group_of), factor);
           },
-          py::arg("task"), py::arg("present"), py::arg("groups"), py::arg("factor") = 1.0)
+          py::arg("task"), py::arg("present"), py::arg("groups"), py::arg("group_of"),
+          py::arg("factor") = 1.0)
       .def_property_readonly("norm", &ShardedUpdate::norm)
       .def_property_readonly("slots", &ShardedUpdate::slots)
       .def_property_readonly("state_bytes", &ShardedUpdate::state_bytes)
@@ -96,6 +96,7 @@ void bind_sharded_update(py::module_& module) {
             u.set_state(bucket, slot, pointer(whole));
           },
           py::arg("bucket"), py::arg("slot"), py::arg("whole"))
+      .def("reset_state", &ShardedUpdate::reset_state, py::arg("parameters"))
       .def("values", [](const ShardedUpdate& u, size_t bucket) {
         return std::make_shared<SharedMemory>(
             SharedMemory{u.values(bucket), u.buckets()[bucket].bytes()});

@@ -60,6 +60,16 @@ void Shard::apply(std::byte* result, const std::byte* reduced, size_t first, siz
   });
 }
 
+void Shard::reset(size_t parameter) {
+  const size_t element = size_of(bucket_.dtype);
+  for (const Placement& item : bucket_.placements) {
+    if (static_cast<size_t>(item.parameter) != parameter) continue;
+    const Slice mine = clip({Space::output, item.offset, item.count}, part_);
+    for (size_t s = 0; s < slots() && mine.count > 0; ++s)
+      std::memset(state(s) + (mine.offset - part_.offset) * element, 0, mine.count * element);
+  }
+}
+
 void PartNorm::apply(std::byte*, const std::byte* reduced, size_t first, size_t count) {
   const DType dtype = shard_->bucket().dtype;
   by_parameters(*shard_, first, count, [&](const ParameterUpdate&, size_t at, size_t here) {

@@ -33,6 +33,8 @@ class Shard final : public Epilogue {
   size_t count() const { return part_.count; }
   size_t slots() const { return state_.size(); }
   std::byte* state(size_t slot) { return state_[slot].get(); }
+  /// Zeros the state of a parameter.
+  void reset(size_t parameter);
   size_t bytes() const { return part_.count * size_of(bucket_.dtype); }  // of one slot
 
   void apply(std::byte* result, const std::byte* reduced, size_t first, size_t count) override;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -42,15 +43,13 @@ uint64_t hash_of(const std::vector<std::string>& texts) {
 }  // namespace
 
 ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
-                             std::vector<size_t> hyper_group, const ShardedOptions& options,
-                             std::function<void()> interrupted)
+                             const ShardedOptions& options, std::function<void()> interrupted)
     : BucketStep(std::move(group), updatable(std::move(in_ready_order)), options,
                  update_words(options), interrupted),
       steps(parameters_.size()),
       optimizer_(options.optimizer),
       slots_(options.slots),
       interrupted_(std::move(interrupted)),
-      hyper_group_(std::move(hyper_group)),
       over_hosts_(!group_->engine()->host().are_here(group_->members())) {
   for (const Bucket& bucket : buckets_) {
     values_.push_back(group_->allocate(bucket.bytes()));
@@ -68,14 +67,31 @@ void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
 // ---- a task ----
 
 void ShardedUpdate::begin(Task task, std::vector<uint8_t> present,
-                          std::vector<HyperParameters> groups, double factor) {
+                          std::vector<HyperParameters> groups, std::vector<int> group_of,
+                          double factor) {
   if (step_open()) throw Error(ErrorCode::invalid_argument, "an update is under way already");
+  check_groups(groups.size(), group_of);
   task_ = task;
   present_ = std::move(present);
   groups_ = std::move(groups);
+  group_of_ = std::move(group_of);
+  for (size_t i = 0; i < present_.size(); ++i)
+    if (group_of_[i] == kNoGroup) present_[i] = 0;
   factor_ = factor;
   abandoned_ = false;
   launch_facts();
+}
+
+void ShardedUpdate::check_groups(size_t groups, const std::vector<int>& group_of) const {
+  if (group_of.size() != parameters_.size())
+    throw Error(ErrorCode::invalid_argument, "`group_of` has a number for each parameter");
+  for (size_t i = 0; i < group_of.size(); ++i) {
+    const int group = group_of[i];
+    if (group != kNoGroup && (group < 0 || static_cast<size_t>(group) >= groups))
+      throw Error(ErrorCode::invalid_argument,
+                  "parameter '" + parameters_[i].name + "' is in parameter group " +
+                      std::to_string(group) + " of " + std::to_string(groups));
+  }
 }
 
 void ShardedUpdate::abandon() {
@@ -156,6 +172,9 @@ std::vector<std::string> ShardedUpdate::facts() const {
   for (const int64_t s : steps) all_steps.add(static_cast<uint64_t>(s));
   texts.push_back("steps taken: " + std::to_string(steps.empty() ? 0 : steps.front()) +
                   " (all parameters': " + std::to_string(all_steps.value()) + ")");
+  Hash all_groups;
+  for (const int g : group_of_) all_groups.add(static_cast<uint64_t>(g));
+  texts.push_back("groups of parameters: " + std::to_string(all_groups.value()));
   return texts;
 }
 
@@ -168,13 +187,20 @@ void ShardedUpdate::refuse_differences() {
   const auto field = [&](size_t i) -> std::string {
     if (i == 0) return "task";
     if (i <= groups_.size()) return "settings of parameter group " + std::to_string(i - 1);
-    return i + 1 < texts.size() ? "gradient factor" : "optimizer state";
+    return i == groups_.size() + 1 ? "gradient factor" : "optimizer state";
   };
-  for (size_t i = 0; i < texts.size(); ++i)
+  for (size_t i = 0; i + 1 < texts.size(); ++i)
     agreement.require_same(
         field(i), texts[i], "ranks disagree on the " + field(i) + " of a sharded update",
         "every rank calls step() and clip_grad_norm_() alike, with the same learning rate and so "
-        "on, and loads the same state");
+        "on, and loads or resets the same state");
+  for (size_t i = 0; i < group_of_.size(); ++i) {
+    const std::string what = "parameter group of '" + parameters_[i].name + "'";
+    const int group = group_of_[i];
+    agreement.require_same(what, group == kNoGroup ? "none" : "group " + std::to_string(group),
+                           "ranks disagree on the " + what + " in a sharded update",
+                           "change the optimizer's param_groups alike on every rank");
+  }
   throw Error(ErrorCode::internal, "ranks disagree on an update, but what they do looks the same");
 }
 
@@ -191,7 +217,7 @@ void ShardedUpdate::prepare() {
       ParameterUpdate& update = shard->updates[k];
       update.skipped = flags_.most(i) == 0;
       if (update.skipped || task_ != Task::update) continue;
-      const HyperParameters& h = groups_[hyper_group_[i]];
+      const HyperParameters& h = groups_[static_cast<size_t>(group_of_[i])];
       update.kind = kind_of(optimizer_, h);
       update.factors = factors_for(optimizer_, h, steps[i], factor_);
     }
@@ -303,6 +329,19 @@ void ShardedUpdate::set_state(size_t b, size_t slot, const std::byte* whole) {
   for (ShardCarrier* carrier : shard_carriers_) carrier->fetch_state(b, shard);
   std::memcpy(shard.state(slot), whole + shard.first() * size_of(buckets_[b].dtype), shard.bytes());
   for (ShardCarrier* carrier : shard_carriers_) carrier->replace_state(b, shard);
+}
+
+void ShardedUpdate::reset_state(const std::vector<size_t>& parameters) {
+  std::set<size_t> buckets;
+  for (const size_t i : parameters) buckets.insert(places_.at(i).bucket);
+  for (const size_t b : buckets)
+    for (ShardCarrier* carrier : shard_carriers_) carrier->fetch_state(b, *shards_[b]);
+  for (const size_t i : parameters) {
+    shards_[places_[i].bucket]->reset(i);
+    steps[i] = 0;
+  }
+  for (const size_t b : buckets)
+    for (ShardCarrier* carrier : shard_carriers_) carrier->replace_state(b, *shards_[b]);
 }
 
 }  // namespace farandole

@@ -35,12 +35,11 @@ class ShardedUpdate final : public BucketStep {
  public:
   enum class Task : uint8_t { update, norm_two, norm_infinite };
 
-  /// Compares options and plan with all ranks', as Reducer does. `hyper_group` tells by parameter
-  /// which of begin()'s settings are its own. `interrupted` is that of Group::wait_for.
+  /// Compares options and plan with all ranks', as Reducer does. `interrupted` is that of
+  /// Group::wait_for.
   ShardedUpdate(
       std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
-      std::vector<size_t> hyper_group, const ShardedOptions& options,
-      std::function<void()> interrupted = [] {});
+      const ShardedOptions& options, std::function<void()> interrupted = [] {});
   ~ShardedUpdate() { end(); }
 
   /// The parameters' memory, which all ranks map.
@@ -63,9 +62,10 @@ class ShardedUpdate final : public BucketStep {
   void note_taken() { open_step(); }
 
   /// Begins a task with the gradients that `present` names (by parameter). The reduced gradient is
-  /// taken times `factor`. `groups`: the settings, the same on every rank.
+  /// taken times `factor`. `groups`: the settings, and `group_of` whose they are, by parameter, the
+  /// same on every rank. A parameter of kNoGroup takes no part.
   void begin(Task task, std::vector<uint8_t> present, std::vector<HyperParameters> groups,
-             double factor);
+             std::vector<int> group_of, double factor);
   /// Until the task is done. Throws the verdict; RemoteError when a rank gave the step up; Mismatch
   /// when ranks do different things, or have different weights. In the latter cases no parameter
   /// has changed.
@@ -90,6 +90,8 @@ class ShardedUpdate final : public BucketStep {
   void gather_state(size_t bucket, size_t slot, std::byte* whole);
   /// Takes this rank's part of it.
   void set_state(size_t bucket, size_t slot, const std::byte* whole);
+  /// Makes these parameters' state that of parameters that were never updated.
+  void reset_state(const std::vector<size_t>& parameters);
 
  private:
   enum class Phase : uint8_t { resting, agreeing, working, gathering, summing };
@@ -103,6 +105,7 @@ class ShardedUpdate final : public BucketStep {
   void launch_sum();
   void advance();
   void refuse_quitters();
+  void check_groups(size_t groups, const std::vector<int>& group_of) const;
   void refuse_differences();
   void prepare();
   void rest(bool done);
@@ -111,7 +114,6 @@ class ShardedUpdate final : public BucketStep {
   const Optimizer optimizer_;
   const size_t slots_;
   std::function<void()> interrupted_;
-  std::vector<size_t> hyper_group_;
   std::vector<std::shared_ptr<std::byte>> values_;
   std::vector<std::shared_ptr<Shard>> shards_;
   std::vector<ShardCarrier*> shard_carriers_;  // of carriers_
@@ -123,6 +125,7 @@ class ShardedUpdate final : public BucketStep {
   Task task_ = Task::update;
   std::vector<uint8_t> present_;
   std::vector<HyperParameters> groups_;
+  std::vector<int> group_of_;  // by parameter
   double factor_ = 1, norm_ = 0;
   std::vector<std::shared_ptr<PartNorm>> norms_;
   std::vector<std::shared_ptr<Epilogue>> epilogues_;  // by bucket

@@ -180,7 +180,7 @@ def take_step(
 ) -> None:
     shards.bring(0, gradient.address, gradient.stream.value or 0, gradient)
     shards.bring_value(0, value.address, value.stream.value or 0)
-    update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)])
+    update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)], [0])
     update.wait()
     shards.take_back([(0, value.address)], value.stream.value or 0)
 
@@ -189,7 +189,7 @@ def update_behind_gradient_and_value(late: str) -> None:
     """Both of them come in streams of their own."""
     rank = OwnStreams()
     update = _core.ShardedUpdate(
-        fd.world(), [("w", COUNT, "float32")], [0], "sgd", 0, "sum",
+        fd.world(), [("w", COUNT, "float32")], "sgd", 0, "sum",
         bucket_bytes=1 << 20, first_bucket_bytes=1 << 20,
     )  # fmt: skip
     shards = _core.DeviceShards(update, 0, [True])

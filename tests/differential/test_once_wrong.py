@@ -123,6 +123,11 @@ ONCE_WRONG = [
     "front=torch.hook options=sharded weights=half_and_back",
     "front=torch.global options=sharded weights=share_memory",
     "front=torch.hook options=sharded weights=other_layout model=conv",
+    # A sharded update kept the param_groups and the state that the optimizer had when it was wrapped.
+    "front=torch.hook options=sharded weights=turn_groups optimizer=groups",
+    "front=torch.hook options=sharded weights=leave_out",
+    "front=torch.global options=sharded weights=reset_state optimizer=adam",
+    "front=torch.global options=sharded weights=reset_state optimizer=momentum",
     # A hook was lost where a parameter had another dtype for a while.
     "front=torch.global options=logical weights=half_and_back",
     "front=torch.global options=logical weights=double",

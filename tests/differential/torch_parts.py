@@ -566,6 +566,21 @@ def _added(model: Any, optimizers: Any) -> None:
     optimizers[-1].add_param_group({"params": [model.extra]})
 
 
+def _reset_state(_: Any, optimizers: Any) -> None:
+    for optimizer in optimizers:
+        optimizer.state.clear()
+
+
+def _turn_groups(_: Any, optimizers: Any) -> None:
+    for optimizer in optimizers:
+        optimizer.param_groups.reverse()
+
+
+def _leave_out(_: Any, optimizers: Any) -> None:
+    """A parameter that no group has from now on."""
+    del optimizers[-1].param_groups[-1]["params"][0]
+
+
 ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "nothing": lambda *_: None,
     "half_and_back": _half_and_back,
@@ -578,6 +593,9 @@ ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "other_layout": _other_layout,
     "unfreeze": _unfreeze,
     "added": _added,
+    "reset_state": _reset_state,
+    "turn_groups": _turn_groups,
+    "leave_out": _leave_out,
 }
 
 

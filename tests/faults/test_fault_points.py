@@ -219,7 +219,7 @@ def update_until_death(count: int) -> tuple[str, int | None, bool]:
     names, and whether every element has its old or its new value."""
     fd.init()
     update = _core.ShardedUpdate(
-        world_group(), [("w", count, "float32")], [0], "sgd", 0,
+        world_group(), [("w", count, "float32")], "sgd", 0,
         bucket_bytes=1 << 30, first_bucket_bytes=1 << 30,
     )  # fmt: skip
     gradient = np.ones(count, np.float32)
@@ -227,7 +227,7 @@ def update_until_death(count: int) -> tuple[str, int | None, bool]:
     for done in range(10):
         update.take(0, gradient.ctypes.data)
         try:
-            update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)])
+            update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)], [0])
             update.wait()
         except fd.Error as error:
             whole = np.isin(values, (-done, -done - 1)).all()

@@ -491,7 +491,6 @@ class ShardedUpdate(BucketStep):
         self,
         group: Group,
         parameters: list[tuple[str, int, str]],
-        hyper_group: list[int],
         optimizer: str,
         slots: int,
         op: str = "mean",
@@ -509,10 +508,16 @@ class ShardedUpdate(BucketStep):
     def state_bytes(self) -> int: ...
     def take(self, parameter: int, gradient: int) -> None: ...
     def begin(
-        self, task: str, present: bytes, groups: list[HyperParameters], factor: float = 1.0
+        self,
+        task: str,
+        present: bytes,
+        groups: list[HyperParameters],
+        group_of: list[int],
+        factor: float = 1.0,
     ) -> None: ...
     def gather_state(self, bucket: int, slot: int, whole: int) -> None: ...
     def set_state(self, bucket: int, slot: int, whole: int) -> None: ...
+    def reset_state(self, parameters: list[int]) -> None: ...
     def values(self, bucket: int, /) -> SharedMemory: ...
 
 # ---- errors (docs/errors.md) ----

@@ -12,11 +12,13 @@ from farandole import _core
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
+from farandole.common._objects import agree
 from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training.parameters import Named, gets_gradients
+from farandole.torch._training.placeholders import Placeholders
 from farandole.torch._training.readers import watch_readers
-from farandole.torch._training.shards import Shards
+from farandole.torch._training.shards import IN_NO_GROUP, Settings, Shards
 from farandole.torch._training.wrapped import WrappedOptimizer, become
 
 
@@ -89,6 +91,7 @@ class ShardedOptimizer(WrappedOptimizer):
     _shards: Shards
     _rule: Rule
     _unmanaged: list[torch.Tensor]  # frozen or empty when the optimizer was wrapped
+    _placeholders: Placeholders
     # Makes GradScaler leave unscaling and skipping to step(), which can then refuse it.
     _step_supports_amp_scaling = True
 
@@ -99,8 +102,8 @@ class ShardedOptimizer(WrappedOptimizer):
         Raises:
             RemoteError: another rank's backward raised, or it refused to step; no parameter has
                 changed.
-            Mismatch: the ranks' settings differ, as learning rates, or their parameters; no
-                parameter has changed.
+            Mismatch: the ranks' settings or states differ, as learning rates, or their parameters;
+                no parameter has changed.
         """
         self._opt_called = True  # as the step of an LR scheduler says, which ours is in place of
         self._refuse_open()
@@ -110,8 +113,14 @@ class ShardedOptimizer(WrappedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._shards.step(self._settings, self._unmanaged)
+        self._shards.step(self._settings, self._unmanaged_gradients())
+        self._placeholders.put_new(self.state, self._shards.update.steps)
         return loss
+
+    def _unmanaged_gradients(self) -> list[torch.Tensor]:
+        unmanaged = [p for p in self._unmanaged if p.grad is not None]
+        present = {id(p) for group in self.param_groups for p in group["params"] if unmanaged}
+        return [p for p in unmanaged if id(p) in present]
 
     def prepare_unscale(self) -> None:
         """step() refuses the scaler."""
@@ -138,7 +147,7 @@ class ShardedOptimizer(WrappedOptimizer):
         """Clips the reduced gradients, as ``torch.nn.utils.clip_grad_norm_`` does. Collective.
 
         Args:
-            max_norm: of all gradients as one vector.
+            max_norm: of the gradients of all parameters in param_groups, as one vector.
             norm_type: 2 or ``inf``.
             error_if_nonfinite: raise RuntimeError where the norm is NaN or infinite.
 
@@ -161,16 +170,33 @@ class ShardedOptimizer(WrappedOptimizer):
         super().zero_grad(set_to_none)
         self._shards.note_zero_grad()
 
-    def _settings(self) -> list[_core.HyperParameters]:
-        return [settings_of(self._rule, group) for group in self.param_groups]
+    def _settings(self) -> Settings:
+        self._heed_resets()
+        groups = [settings_of(self._rule, group) for group in self.param_groups]
+        group_of: dict[int, int] = {}
+        for g, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if group_of.setdefault(id(p), g) != g:
+                    raise InvalidArgument(
+                        f"parameter '{self._parameter_names[p]}' is in two param_groups, "
+                        f"{group_of[id(p)]} and {g}\n  advice: put it into one of them"
+                    )
+        return Settings(groups, [group_of.get(id(p), IN_NO_GROUP) for p in self._shards.parameters])
 
     # State: whole in dictionaries, 1/n of it here.
+
+    def _heed_resets(self) -> None:
+        if reset := self._placeholders.take_removed(self.state):
+            self._shards.update.reset_state(reset)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, in torch's format: it loads into the plain optimizer, and the plain
         one's loads here. Collective: every rank calls it, and gets all of it."""
+        self._heed_resets()
         slots = [self._shards.gather(s) for s in range(len(self._rule.slots))]
         steps = self._shards.update.steps
+        if slots:
+            self._require_same_steps(steps)
         for i, p in reversed(list(enumerate(self._shards.parameters))):
             if steps[i] == 0:
                 continue
@@ -183,21 +209,30 @@ class ShardedOptimizer(WrappedOptimizer):
         try:
             return super().state_dict()
         finally:
-            self.state.clear()
+            self._placeholders.put(self.state, steps)
+
+    def _require_same_steps(self, steps: list[int]) -> None:
+        """Collective. They differ where ranks have reset their states differently."""
+        rows = [f"{n} steps of '{name}'" for name, n in zip(self._shards.names, steps, strict=True)]
+        agree("the optimizer's state", rows, advice="load or reset it alike on every rank")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes this rank's part of a whole state. Every rank loads the same."""
         super().load_state_dict(state_dict)
-        self._settings()  # refuses what cannot be updated by
+        for group in self.param_groups:
+            settings_of(self._rule, group)  # refuses what cannot be updated by
         self.take_state()
 
     def take_state(self) -> None:
         """Moves the state from `self.state`, where PyTorch loads it, to the shards."""
-        mine = [self.state.get(p, {}) for p in self._shards.parameters]
+        mine = [self.state.pop(p, {}) for p in self._shards.parameters]
         for slot, name in enumerate(self._rule.slots):
             self._shards.scatter(slot, [state.get(name) for state in mine])
-        self._shards.update.steps = [self._steps_in(state) for state in mine]
-        self.state.clear()
+        self._shards.update.steps = steps = [self._steps_in(state) for state in mine]
+        self._placeholders = Placeholders(
+            self._shards.names if self._rule.slots else [], self._shards.parameters
+        )
+        self._placeholders.put(self.state, steps)
 
     def _steps_in(self, state: dict[str, Any]) -> int:
         if self._rule.counts_steps:
@@ -247,17 +282,11 @@ def distribute(
     for name, p in named:
         check_tensor(p, f"sharded_update=True: '{name}'")
     _refuse_replaced_step(optimizer)
-    hyper_group = {
-        id(p): g
-        for g, param_group in enumerate(optimizer.param_groups)
-        for p in param_group["params"]
-    }
     managed = [(n, p) for n, p in reversed(named) if gets_gradients(p)]
     shards = Shards(
         group,
         managed,
         named,
-        [hyper_group[id(p)] for _, p in managed],
         rule.name,
         len(rule.slots),
         reduction,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -39,7 +39,14 @@ from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import checksums_of
 from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
-Settings = Callable[[], list[_core.HyperParameters]]  # by param group
+IN_NO_GROUP = -1  # kNoGroup of the core
+
+
+class Settings(NamedTuple):
+    """An optimizer's options in a step."""
+
+    groups: list[_core.HyperParameters]  # by param group
+    group_of: list[int]  # by parameter, the number of its param group, or IN_NO_GROUP
 
 
 class Shards(Hooked):
@@ -49,7 +56,6 @@ class Shards(Hooked):
         group: the ranks.
         named: the parameters in the order in which their gradients become ready. They move.
         weights: all parameters of the optimizer, in the model's order, whose values are compared.
-        hyper_group: by parameter, which of the optimizer's parameter groups it belongs to.
         rule: the core's name of the optimizer.
         slots: how many numbers of state an element has.
 
@@ -63,7 +69,6 @@ class Shards(Hooked):
         group: Group,
         named: Sequence[tuple[str, torch.Tensor]],
         weights: Sequence[tuple[str, torch.Tensor]],
-        hyper_group: Sequence[int],
         rule: str,
         slots: int,
         reduction: Reduction,
@@ -79,7 +84,6 @@ class Shards(Hooked):
         self.update = _core.ShardedUpdate(
             group,
             [(name, p.numel(), dtype_name(p.dtype, f"parameter '{name}'")) for name, p in named],
-            list(hyper_group),
             rule,
             slots,
             reduction.op,
@@ -233,21 +237,21 @@ class Shards(Hooked):
     # The step.
 
     @untraced
-    def step(self, settings: Settings, unmanaged: Sequence[torch.Tensor]) -> None:
-        """Updates all parameters, by param group with `settings()`."""
+    def step(self, settings: Callable[[], Settings], unmanaged: Sequence[torch.Tensor]) -> None:
+        """Updates all parameters that are in a param group."""
         self.check_alive()
         with self._abandoning():
             refuse_unmanaged(unmanaged)
             self.silence.refuse()
-            present, groups = self._present(), settings()
+            present, now = self._present(), settings()
             self._bring_values()
             self.compared.show(self.update)
             mine = self._finite.found() if self._finite.looks else None
         if self._finite.looks and self._finite.numerics.is_error:
-            self._require_finite(present, groups, mine)
+            self._require_finite(present, now, mine)
         with self._abandoning():
             self._there.bring_values()
-        self.update.begin("update", present, groups, self._factor)
+        self.update.begin("update", present, *now, self._factor)
         self._factor = 1.0
         self._begin_step()
         self.update.wait()
@@ -258,12 +262,10 @@ class Shards(Hooked):
             self._finite.judge(mine)  # now, when it is known that all ranks have taken the step
         self._called.compare_once("names in a sharded update")  # likewise
 
-    def _require_finite(
-        self, present: bytes, groups: list[_core.HyperParameters], mine: Found | None
-    ) -> None:
+    def _require_finite(self, present: bytes, now: Settings, mine: Found | None) -> None:
         """Before weights change. By the norm of all ranks' gradients, which hears of ranks that
         refuse the step."""
-        self.update.begin("norm inf", present, groups, 1.0)
+        self.update.begin("norm inf", present, *now, 1.0)
         self.update.wait()
         if not self.update.norm < float("inf"):
             self._finite.report(mine)
@@ -274,13 +276,15 @@ class Shards(Hooked):
             raise why
 
     @untraced
-    def clip(self, max_norm: float, kind: str, settings: Settings, strict: bool) -> float:
+    def clip(
+        self, max_norm: float, kind: str, settings: Callable[[], Settings], strict: bool
+    ) -> float:
         """Scales the gradients as torch's clip_grad_norm_; gives the norm of before."""
         self.check_alive()
         with self._abandoning():
-            present, groups = self._present(), settings()
+            present, now = self._present(), settings()
             self.compared.show(self.update)
-        self.update.begin(f"norm {kind}", present, groups, 1.0)
+        self.update.begin(f"norm {kind}", present, *now, 1.0)
         self.update.wait()
         total = self.update.norm * self._factor
         if strict and not total < float("inf"):  # the same on every rank
