@@ -123,7 +123,7 @@ ONCE_WRONG = [
     "front=torch.hook options=sharded weights=half_and_back",
     "front=torch.global options=sharded weights=share_memory",
     "front=torch.hook options=sharded weights=other_layout model=conv",
-    # A sharded update kept the param_groups and the state that the optimizer had when it was wrapped.
+    # A sharded update kept the param_groups and the state that an optimizer had when it was made.
     "front=torch.hook options=sharded weights=turn_groups optimizer=groups",
     "front=torch.hook options=sharded weights=leave_out",
     "front=torch.global options=sharded weights=reset_state optimizer=adam",

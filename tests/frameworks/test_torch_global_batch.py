@@ -401,6 +401,78 @@ def micro_batches_are_one_update() -> None:
     check_goes_on(model, optimizer, batches)
 
 
+Zero = Callable[[nn.Module, Any], None]
+
+
+def _drop(model: nn.Module, _: Any) -> None:
+    for p in model.parameters():
+        p.grad = None
+
+
+ZEROS: dict[str, Zero] = {
+    "optimizer": lambda _, optimizer: optimizer.zero_grad(),
+    "optimizer in place": lambda _, optimizer: optimizer.zero_grad(set_to_none=False),
+    "model": lambda model, _: model.zero_grad(),
+    "model in place": lambda model, _: model.zero_grad(set_to_none=False),
+    "by hand": _drop,
+}
+
+
+def learn_in_micro_batches(at_top: Zero, at_end: Zero, **options: Any) -> None:
+    model = net(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = hvd.GlobalBatch(plain(), model, optimizer, micro_batch_size=1, **options)
+    for batch in batches:
+        at_top(model, optimizer)
+        batches.scale_loss(mean_loss(model, batch)).backward()
+        if batches.sync_gradients:
+            optimizer.step()
+        at_end(model, optimizer)
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+@on_ranks(1, 2, 3)
+def gradients_of_micro_batches_that_a_program_drops_are_refused() -> None:
+    for zero in ZEROS.values():
+        for where in ((zero, nothing), (nothing, zero)):
+            with raises(fd.InvalidArgument, "zero_grad() in the middle", "batches.sync_gradients"):
+                learn_in_micro_batches(*where)
+    with raises(fd.InvalidArgument, "zero_grad() in the middle"):
+        learn_in_micro_batches(ZEROS["model"], nothing, sharded_update=True)
+    if hvd.size() > 1:
+        kind, words = (
+            (fd.RemoteError, "was abandoned")
+            if hvd.rank() == 0
+            else (fd.InvalidArgument, "zero_grad() in the middle")
+        )
+        with raises(kind, words):
+            learn_in_micro_batches(ZEROS["model"] if hvd.rank() else nothing, nothing)
+
+
+@on_ranks(1, 2)
+def micro_batches_may_zero_what_is_theirs() -> None:
+    def freeze(model: nn.Module, _: Any) -> None:
+        model[0].zero_grad()
+
+    learn_in_micro_batches(nothing, freeze)
+    model = net(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at_once in (None, 1, 2):
+        batches = hvd.GlobalBatch(plain(), model, optimizer, micro_batch_size=at_once)
+        for batch in batches:
+            loss = 0 * mean_loss(model, batch)  # as a hinge loss may have it
+            batches.scale_loss(loss).backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.mul_(0.5)
+            if batches.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=at_once == 2)
+
+
 def check_goes_on(model: nn.Module, optimizer: Any, batches: hvd.GlobalBatch) -> None:
     """A whole pass works, and leaves all ranks alike."""
     for batch in batches:

@@ -574,7 +574,7 @@ CHANGES: dict[str, Change] = {
     "reverse groups": lambda o, _: o.param_groups.reverse(),
     "swap what groups have": _swap_rates,
     "cut a group": lambda o, ps: o.param_groups[0].update(params=ps[1:3]),
-    "remove one": lambda o, ps: o.param_groups[1]["params"].pop(0),
+    "remove one": lambda o, _: o.param_groups[1]["params"].pop(0),
     "put it back elsewhere": _put_back,
 }
 RESETS: dict[str, Change] = {

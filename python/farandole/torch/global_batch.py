@@ -23,6 +23,7 @@ from farandole.torch._global.beginning import (
     refuse_other_worlds,
     share_between_ranks,
 )
+from farandole.torch._global.kept import KeptGradients, trained_by
 from farandole.torch._global.logical import LogicalRanks, block_for
 from farandole.torch._global.losses import Divisors, check_loss, part_of_mean
 from farandole.torch._global.normalization import (
@@ -120,6 +121,7 @@ class GlobalBatch(worlds.Follower):
         self._everywhere: float | None = None  # what the present batch counts, on all ranks
         several = micro_batch_size is not None or logical_ranks is not None
         self._ahead = ReadAhead(weights_differ=several or count is not None)
+        self._kept_gradients = KeptGradients(optimizer)
         self.sync_gradients = True
         share_between_ranks(model, optimizer, options, logical_ranks)
         self._logical = self._computes_in_parts()
@@ -194,6 +196,7 @@ class GlobalBatch(worlds.Follower):
             last = micro is whole.micros[-1]
             self._micro = micro
             self._hold(not last)
+            self._kept_gradients.begin(first=micro is whole.micros[0])
             if self._logical is not None:
                 position = self._passes.position
                 step = position.epoch, position.batches
@@ -224,9 +227,7 @@ class GlobalBatch(worlds.Follower):
     @property
     def total(self) -> int:
         """Samples of the present batch, of all ranks."""
-        self._present()
-        assert self._whole is not None
-        return self._whole.total
+        return self._batch().total
 
     @property
     def part(self) -> int:
@@ -237,6 +238,11 @@ class GlobalBatch(worlds.Follower):
         if self._micro is None:
             raise InvalidArgument("there is no batch yet; loop over the GlobalBatch")
         return self._micro
+
+    def _batch(self) -> Whole:
+        self._present()
+        assert self._whole is not None
+        return self._whole
 
     def count_of_part(self) -> float:
         """The divisor of a mean loss over this rank's part of the present (micro-)batch; 0 where
@@ -273,6 +279,8 @@ class GlobalBatch(worlds.Follower):
         scaled = self._scaled(loss, reduction)
         if self._size > 1 and scaled.requires_grad:
             self._ahead.watch(scaled)
+        if self._logical is None and len(self._batch().micros) > 1 and scaled.requires_grad:
+            self._kept_gradients.watch(scaled)
         return scaled
 
     def _scaled(self, loss: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -285,14 +293,12 @@ class GlobalBatch(worlds.Follower):
             return weighed(loss, micro.samples * size / self.total)
         if self._everywhere is None:
             self._everywhere = number_over_ranks(self._counted_here())
-        groups = self._optimizer.param_groups if self._optimizer is not None else []
-        parameters = [p for g in groups for p in g["params"] if p.requires_grad]
+        parameters = [p for p in trained_by(self._optimizer) if p.requires_grad]
         return part_of_mean(loss, self._counted(micro), self._everywhere, size, parameters)
 
     def _counted_here(self) -> float:
-        assert self._whole is not None
         parts = [
-            [self._counted(micro) for micro in self._whole.micros if micro.part == part]
+            [self._counted(micro) for micro in self._batch().micros if micro.part == part]
             for part in self._block.mine
         ]
         return fold([sum(counts) for counts in parts], float.__add__)
@@ -353,8 +359,7 @@ class GlobalBatch(worlds.Follower):
     def _of_parts(self, what: str, values: Any) -> tuple[list[Any], list[int]]:
         """By part of this rank: the values, and how many samples it has."""
         self._refuse_micro_batches(what)
-        assert self._whole is not None
-        samples = [micro.samples for micro in self._whole.micros]
+        samples = [micro.samples for micro in self._batch().micros]
         if self._logical is None:
             return [values], samples
         if not self.sync_gradients:

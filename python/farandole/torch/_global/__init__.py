@@ -7,6 +7,7 @@ agreement.py      that all ranks read the same batches
 passes.py         these together: passes over the data
 sums.py           adds and gathers the values of all parts
 ahead.py          notices a program that fetches batches ahead
+kept.py           notices a program that drops gradients of earlier micro-batches
 losses.py         the weight of the loss of a part of a batch
 normalization.py  layers that look at other samples of a batch
 logical.py        logical ranks: the parts of a batch that a rank computes one by one

@@ -35,7 +35,7 @@ from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked, hearing
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
-from farandole.torch._training.weighing import not_weighed
+from farandole.torch._training.weighing import not_weighed, zeroed_midway
 from farandole.torch._training.wrapped import refuse_unmanaged
 
 _Gradients = dict[int, torch.Tensor]  # by parameter, where there is one
@@ -366,13 +366,7 @@ class PartGradients(Hooked):
     def refuse_zero_grad(self) -> None:
         """Refuses it in the middle of a batch, whose parts would be lost."""
         if self._stands in (_Stands.COMPUTING, _Stands.COMPUTED) and (self._mine or self._folding):
-            self.refuse(
-                InvalidArgument(
-                    "zero_grad() in the middle of a global batch, of which some parts are "
-                    "computed\n  advice: if batches.sync_gradients: optimizer.step(); "
-                    "optimizer.zero_grad(), where batches is the GlobalBatch"
-                )
-            )
+            self.refuse(zeroed_midway())
 
 
 class _Uses(torch.autograd.Function):

@@ -48,3 +48,11 @@ def left_open() -> InvalidArgument:
         "step() in the middle of a global batch, of which more micro-batches come\n"
         "  advice: if batches.sync_gradients: optimizer.step(), where batches is the GlobalBatch"
     )
+
+
+def zeroed_midway() -> InvalidArgument:
+    return InvalidArgument(
+        "zero_grad() in the middle of a global batch, of which some parts are computed\n"
+        "  advice: if batches.sync_gradients: optimizer.step(); optimizer.zero_grad(), where "
+        "batches is the GlobalBatch"
+    )

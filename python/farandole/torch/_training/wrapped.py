@@ -149,23 +149,26 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def _refuse_open(self) -> None:
         if self._open:
-            hooked = self._hooked()
-            if hooked is not None:
-                hooked.refuse(left_open())
-            raise left_open()
+            self.refuse(left_open())
+
+    def refuse(self, why: InvalidArgument) -> NoReturn:
+        """Raises it, and tells the other ranks, which may have begun a step."""
+        hooked = self._hooked()
+        if hooked is not None:
+            hooked.refuse(why)
+        raise why
 
     def _refuse_replaced(self) -> None:
         """Refuses to step where a program has put a parameter into a group by itself."""
         if all(self._known.issuperset(map(id, group["params"])) for group in self.param_groups):
             return
-        why = InvalidArgument(
-            "a parameter was put into the optimizer's param_groups after it was wrapped, and ranks "
-            "do not reduce its gradient\n  advice: make a new optimizer over the present "
-            "parameters, and a DistributedOptimizer around it"
+        self.refuse(
+            InvalidArgument(
+                "a parameter was put into the optimizer's param_groups after it was wrapped, and "
+                "ranks do not reduce its gradient\n  advice: make a new optimizer over the present "
+                "parameters, and a DistributedOptimizer around it"
+            )
         )
-        if (hooked := self._hooked()) is not None:
-            hooked.refuse(why)
-        raise why
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         raise InvalidArgument(
