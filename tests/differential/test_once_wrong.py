@@ -30,6 +30,7 @@ ONCE_WRONG = [
     "front=torch.hook zero=flat",
     "front=torch.hook zero=flat options=in_place model=channels_last",
     "front=torch.hook zero=kept options=small",
+    "front=torch.hook zero=flat options=sharded",
     "front=torch.global zero=flat",
     "front=torch.global zero=flat options=logical",
     # Refused: a program that has left a step out clears gradients by itself.

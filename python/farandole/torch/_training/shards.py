@@ -2,12 +2,14 @@
 
 Parameters become views of buckets, so that the rank that updates a part can store it to all; where
 a program has moved one since, step() copies it in and out. After backward a gradient is a view of
-its bucket too, and still this rank's own: ranks meet in step().
+its bucket too, and still this rank's own: ranks meet in step(). One that the program holds by
+another way (held.py) stays there, and the bucket has a copy.
 Where parameters lie on a device both stay there, and go by copies (device_shards.py).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
@@ -30,6 +32,7 @@ from farandole.torch._training.device_shards import (
 )
 from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import as_it_is_taken
+from farandole.torch._training.held import is_held
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.names import Names
@@ -106,6 +109,8 @@ class Shards(Hooked):
         self._moved: list[int] = []  # parameters that lie elsewhere in this step
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
+        self._given: list[weakref.ref[torch.Tensor] | None] = [None] * len(self.parameters)
+        self._copied: dict[int, tuple[int, int]] = {}  # held gradients, with their version
         self._brought: set[int] = set()  # parameters whose gradient came by backward since then
         self._finite = OwnGradients(named, reduction.process_set)
         self._watch_weights()
@@ -213,12 +218,18 @@ class Shards(Hooked):
         if p.dtype != view.dtype:
             raise moved_away(self.names[i])
         address = grad.data_ptr()
+        self._copied.pop(i, None)
         if address != self._gradients.addresses[i]:
+            held = is_held(grad, self._given[i])
             if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
                 view.copy_(grad)
             else:
                 self.update.take(i, address)
-            p.grad = grad = self._gradients.alias(i)
+            if held:
+                self._copied[i] = address, grad._version
+            else:
+                p.grad = grad = self._gradients.alias(i)
+                self._given[i] = weakref.ref(grad)
         watch(grad)
         bucket = self._gradients.places[i].bucket
         self._versions[bucket] = self._gradients.memory(bucket)._version
@@ -369,7 +380,9 @@ class Shards(Hooked):
         """Whether the gradient is in its bucket."""
         if self._there.has[i]:
             return self._there.stands(i, grad)
-        return grad.data_ptr() == self._gradients.addresses[i]
+        address = grad.data_ptr()
+        copied = self._copied.get(i) == (address, grad._version)
+        return copied or address == self._gradients.addresses[i]
 
     # The optimizer's state.
 
