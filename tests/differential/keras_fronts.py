@@ -211,11 +211,11 @@ def data_of(setting: Setting) -> dict[str, Any]:
     given = [x[rows], parts.targets(program, y[rows])]
     if weights is not None:
         given.append(weights[rows])
-    if program["data"] == "arrays":
+    steps = {"steps_per_epoch": BATCHES - 1} if program["data"] in ("steps", "repeat") else {}
+    if program["data"] in ("arrays", "steps"):
         names = ("x", "y", "sample_weight")
-        return dict(zip(names, given, strict=False)) | {"batch_size": setting.batch()}
-    source = {"x": SOURCES[program["data"]](tuple(given), setting.batch(), program)}
-    return source | ({"steps_per_epoch": BATCHES - 1} if program["data"] == "repeat" else {})
+        return dict(zip(names, given, strict=False)) | {"batch_size": setting.batch()} | steps
+    return {"x": SOURCES[program["data"]](tuple(given), setting.batch(), program)} | steps
 
 
 def _dataset(given: Any, batch: int, _: Program) -> Any:
@@ -448,7 +448,7 @@ COLUMNS: dict[str, list[str]] = {
         "terminate", "function", "function_of_batches",
     ],
     "run": ["plain", "eager", "jit", "several"],
-    "data": ["arrays", *SOURCES],
+    "data": ["arrays", "steps", *SOURCES],
     "midway": ["nothing", *MIDWAY],
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ ONCE_WRONG = [
     "front=torch.global touch=set",
     "front=torch.global weights=share_memory zero=zeros",
     "front=torch.global weights=half_and_back zero=zeros",
-    # A program clears gradients where it holds them: in one flat tensor, or in a list. The optimizer
+    # A program clears gradients where it holds them, in one flat tensor or in a list. The optimizer
     # got others, to which autograd added for ever.
     "front=torch.hook zero=flat",
     "front=torch.hook zero=flat options=in_place model=channels_last",
@@ -129,6 +129,9 @@ ONCE_WRONG = [
     "front=torch.hook options=sharded weights=leave_out",
     "front=torch.global options=sharded weights=reset_state optimizer=adam",
     "front=torch.global options=sharded weights=reset_state optimizer=momentum",
+    # An epoch of a number of steps took them from several passes over arrays.
+    "front=keras.model_torch data=steps batches=uneven",
+    "front=strategy.fit data=steps",
     # A hook was lost where a parameter had another dtype for a while.
     "front=torch.global options=logical weights=half_and_back",
     "front=torch.global options=logical weights=double",

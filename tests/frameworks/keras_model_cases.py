@@ -171,6 +171,35 @@ def shuffled_arrays_have_one_order_whatever_the_number_of_ranks() -> None:
 # ---- losses and outputs ----
 
 
+@on_ranks(2, 3)
+def steps_of_arrays_are_those_of_keras() -> None:
+    """Data that end within an epoch end it, and the next one begins them anew."""
+
+    def fit(model: Any, _: bool) -> Any:
+        given = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        checked = {"validation_data": (X[:13], Y[:13]), "validation_batch_size": 5}
+        few = model.fit(
+            X[:20], Y[:20], steps_per_epoch=2, epochs=4, validation_steps=2, **given, **checked
+        )
+        many = model.fit(X[:20], Y[:20], steps_per_epoch=4, epochs=2, **given)
+        return few.history | {f"many {key}": value for key, value in many.history.items()}
+
+    def then(model: Any, _: bool) -> dict[str, Any]:
+        scores = model.evaluate(X, Y, batch_size=10, steps=6, verbose=0, return_dict=True)
+        return scores | {
+            f"outputs {steps}": model.predict(X, batch_size=BATCH, steps=steps, verbose=0)
+            for steps in (2, 9)
+        }
+
+    for policy in ("index", "slice", "leader"):
+        compare(shared(data_policy=policy), fit, then=then)
+        shuffled = shared(data_policy=policy)
+        shuffled.fit(X, Y, batch_size=BATCH, steps_per_epoch=3, epochs=4, verbose=0)
+        weights = [value.tobytes() for value in work.values(shuffled.model)]
+        right = weights if policy == "index" else right
+        assert weights == right, policy
+
+
 def two_outputs() -> Any:
     """One has a mask, which is of another size on each rank."""
     keras.utils.set_random_seed(2)

@@ -40,7 +40,7 @@ def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
     ]
     read = ReadBatches()
     slices = read if how.policy == "slice" else None
-    parts = _ArrayParts(arrays, how.block, slices, endless=bool(how.steps), epoch=how.passes)
+    parts = _ArrayParts(arrays, how.block, slices, how.passes)
     share = parts.of(0, how.passes)[0].share
     return Source(
         parts,
@@ -117,35 +117,30 @@ def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[
 
 
 class _ArrayParts(PyDataset):
-    """Endless if a number of steps ends an epoch: the next epoch goes on where it ended.
+    """A pass over the arrays begins where batch 0 is asked for: with steps_per_epoch Keras reads
+    one pass in several epochs.
 
     Args:
         slices: records checksums of whole batches, which this rank then reads; None: it does not.
     """
 
     def __init__(
-        self,
-        arrays: Arrays,
-        block: Block | None,
-        slices: ReadBatches | None,
-        *,
-        endless: bool,
-        epoch: int,
+        self, arrays: Arrays, block: Block | None, slices: ReadBatches | None, epoch: int
     ) -> None:
         super().__init__()
-        self._arrays, self._block, self._endless = arrays, block, endless
-        self._slices = slices
-        self._first, self._begun = epoch, 0
+        self._arrays, self._block, self._slices = arrays, block, slices
+        self._first, self._passes = epoch, 0
+        self._is_training = False  # before, TensorFlow looks at some batches
 
     @property
-    def num_batches(self) -> int | None:
-        return None if self._endless else len(self._arrays)
+    def num_batches(self) -> int:
+        return len(self._arrays)
 
     def __getitem__(self, index: int) -> Any:
-        epoch = max(self._begun - 1, 0)
-        if self._endless:
-            epoch, index = divmod(index, len(self._arrays))
-        return marked_parts(self.of(index, self._first + epoch), self._block)
+        if index == 0 and self._is_training:
+            self._passes += 1
+        epoch = self._first + max(self._passes - 1, 0)
+        return marked_parts(self.of(index, epoch), self._block)
 
     def of(self, index: int, epoch: int) -> list[Part]:
         """This rank's parts of a batch."""
@@ -153,11 +148,11 @@ class _ArrayParts(PyDataset):
         if self._slices is None:
             return [self._arrays.part(index, epoch, parts, g) for g in mine]
         batch = self._arrays.part(index, epoch, 1, 0).batch
-        self._slices.note(max(self._begun, 1), index, batch)
+        self._slices.note(max(self._passes, 1), index, batch)
         return [part_of(batch, parts, g) for g in mine]
 
     def begin_at(self, epoch: int) -> None:
         self._first = epoch
 
     def on_epoch_begin(self) -> None:
-        self._begun += 1
+        self._is_training = True

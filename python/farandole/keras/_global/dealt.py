@@ -19,6 +19,13 @@ from farandole.keras._bases import PyDataset
 from farandole.keras._global.arrays import marked_parts
 from farandole.keras._global.batches import sample, weighted
 from farandole.keras._global.how import How, Source, as_tuple
+from farandole.keras._global.saying import say_once
+
+_ENDED = (
+    "rank 0's batches, of which it did not know how many there are, ended within an epoch, and "
+    "begin anew there: in one process Keras ends the epoch\n"
+    "  advice: steps that divide the batches, or data with a length"
+)
 
 
 def of_rank_0(x: FromRank0, how: How) -> Source:
@@ -47,12 +54,13 @@ class _Dealt(PyDataset):
         super().__init__()
         self._own, self._how, self._length = own, how, length
         self._pass = self._new_pass()
+        self._dealt = 0
         self.first = self._next()
         self._is_first_next = True  # it has been read, to know what batches look like
 
     @property
     def num_batches(self) -> int | None:
-        return None if self._how.steps else self._length
+        return self._length
 
     def __getitem__(self, index: int) -> Any:
         if index == 0 and self._is_first_next:
@@ -70,11 +78,14 @@ class _Dealt(PyDataset):
 
     def _next(self) -> list[Part]:
         parts = next(self._pass, None)
-        if parts is None:  # steps that end an epoch may come from several passes
+        if parts is None:  # of a pass whose length nobody knew
+            if self._how.steps and self._dealt % self._how.steps:
+                say_once(_ENDED)
             self._pass = self._new_pass()
             parts = next(self._pass, None)
         if parts is None:
             raise self._how.error("rank 0 has no more batches")
+        self._dealt += 1
         return [weighted(Part(as_tuple(each.batch), each.share), self._how) for each in parts]
 
     def __iter__(self) -> Iterator[Any]:

@@ -3,7 +3,9 @@ rank of a pipeline."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,30 +33,33 @@ class Reading:
     def __init__(self, source: Source, steps: int | None) -> None:
         self._data, self._steps = source.data, steps
         self._open: Iterator[Any] | None = None
-        self._at = 0  # numbers of batches, where the program sets how many an epoch has
+        self._length = length_of(source.data)
+        self._done = 0  # batches of the pass that is open
 
     def epoch(self) -> Iterator[tuple[Any, ...]]:
-        """Its batches: inputs, targets, weights, as far as they are there."""
-        if isinstance(self._data, keras.utils.PyDataset):
-            yield from self._of_numbers()
-            return
+        """Its batches: inputs, targets, weights, as far as they are there. As in Keras, it ends
+        where the data end, and the next one begins them anew."""
+        is_numbered = isinstance(self._data, keras.utils.PyDataset)
+        if is_numbered:
+            self._data.on_epoch_begin()
         if self._open is None or self._steps is None:
-            self._open = iter(self._data)
-        for done, marked in enumerate(self._open, 1):
+            self._open, self._done = iter(self._data), 0
+        number = 0
+        for number, marked in enumerate(itertools.islice(self._open, self._steps), 1):
             yield _batch(marked)
-            if done == self._steps:
-                return
+        self._done += number
+        if number != self._steps or self._done == self._length:
+            self._open = None
+        if is_numbered:
+            self._data.on_epoch_end()
 
-    def _of_numbers(self) -> Iterator[tuple[Any, ...]]:
-        data = self._data
-        data.on_epoch_begin()
-        length = self._steps if self._steps is not None else data.num_batches
-        begin = 0
-        if self._steps is not None:
-            begin, self._at = self._at, self._at + self._steps
-        for i in range(begin, begin + (length or 0)):
-            yield _batch(data[i])
-        data.on_epoch_end()
+
+def length_of(data: Any) -> int | None:
+    """How many batches a pass has; None: that is not known, or there is no end."""
+    with suppress(TypeError):
+        return len(data)
+    length: int | None = getattr(data, "num_batches", None)
+    return length
 
 
 def _batch(marked: Any) -> tuple[Any, ...]:
@@ -102,15 +107,16 @@ class _Batches:
 
     def __len__(self) -> int:
         """Raises TypeError where it is not known."""
-        data = self._opened().data
-        length = getattr(data, "num_batches", None)
-        return len(data) if length is None else int(length)
+        length = length_of(self._opened().data)
+        if length is None:
+            raise TypeError("it is not known how many batches there are")
+        return length
 
     def __iter__(self) -> Iterator[Any]:
         source = self._opened()
         if self._reading is None:
-            of_number = getattr(source.data, "num_batches", 0) is None
-            self._reading = Reading(source, self._how.steps if of_number else None)
+            is_known = length_of(source.data) is not None
+            self._reading = Reading(source, None if is_known else self._how.steps)
         return self._reading.epoch()
 
     def _opened(self) -> Source:
