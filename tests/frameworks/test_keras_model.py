@@ -23,6 +23,7 @@ COMMON = {
     "metrics_whose_result_is_their_state_are_of_all_ranks",
     "orders_of_a_dataset_are_those_of_keras_own_fit",
     "single_batches",
+    "steps_of_arrays_are_those_of_keras",
     "sums_that_layers_add_are_those_of_the_whole_batch",
 }
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}

@@ -44,11 +44,11 @@ class Reading:
             self._data.on_epoch_begin()
         if self._open is None or self._steps is None:
             self._open, self._done = iter(self._data), 0
-        number = 0
-        for number, marked in enumerate(itertools.islice(self._open, self._steps), 1):
+        before = self._done
+        for marked in itertools.islice(self._open, self._steps):
+            self._done += 1
             yield _batch(marked)
-        self._done += number
-        if number != self._steps or self._done == self._length:
+        if self._done - before != self._steps or self._done == self._length:
             self._open = None
         if is_numbered:
             self._data.on_epoch_end()
