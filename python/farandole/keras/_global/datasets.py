@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from farandole.data import Part, ReadBatches, Share
@@ -79,12 +81,24 @@ def of_loader(x: Any, how: How) -> Source:
     length = len(x) if hasattr(x.dataset, "__len__") else None
 
     def symbols() -> Any:
-        # Not by the sampler, whose first order would be lost.
-        samples = [x.dataset[0]] if length is not None else [next(iter(x.dataset))]
+        samples = [_first_sample(x)]
         return sample(Part(map_leaves(as_array, as_tuple(x.collate_fn(samples))), Share(1, 1)))
 
     rows = [f"a DataLoader of {length} batches", f"batch_size {x.batch_size}", f"seed {how.seed}"]
     return Source(data, symbols, rows, x.batch_size, read, is_looked_into=True)
+
+
+def _first_sample(loader: Any) -> Any:
+    from torch.random import fork_rng
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return next(iter(loader.dataset))
+    with suppress(LookupError, TypeError):
+        return loader.dataset[0]
+    # It has keys. By the sampler itself, the order of its first pass would be lost.
+    with fork_rng(devices=[]):
+        return loader.dataset[next(iter(copy.deepcopy(loader.batch_sampler)))[0]]
 
 
 class _Marked:
