@@ -103,17 +103,22 @@ def of_own_logs(logs: dict[str, Any], mine: dict[str, Any], joint: dict[str, Any
         joint: of all ranks.
     """
     names = sorted(logs)
-    values = [float(keras.ops.convert_to_numpy(logs[name])) for name in names]
+    values = [np.asarray(keras.ops.convert_to_numpy(logs[name]), np.float64) for name in names]
     are_results = [
-        float(np.array_equal(keras.ops.convert_to_numpy(mine[name]), np.float32(value)))
+        float(np.array_equal(keras.ops.convert_to_numpy(mine[name]), value.astype(np.float32)))
         if name in mine
         else 0.0
         for name, value in zip(names, values, strict=True)
     ]
-    both = np.array([*values, *are_results])
-    means = _host.all_reduce(both, "mean", f"logs {', '.join(names)}").tolist()
-    rows = zip(names, means[: len(names)], means[len(names) :], strict=True)
-    return {name: joint[name] if everywhere == 1 else mean for name, mean, everywhere in rows}
+    flat = np.concatenate([are_results, *(value.ravel() for value in values)])
+    means = _host.all_reduce(flat, "mean", f"logs {', '.join(names)}")
+    ends = np.cumsum([len(names), *(value.size for value in values)])[:-1]
+    everywhere, *parts = np.split(means, ends)
+    whole = [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)]
+    return {
+        name: joint[name] if is_result == 1 else mean if mean.ndim else float(mean)
+        for name, is_result, mean in zip(names, everywhere, whole, strict=True)
+    }
 
 
 def _unique(variables: Any) -> list[Any]:
