@@ -30,6 +30,12 @@ _OF_DIVISOR = (
     "samples alone, so the loss and its gradients differ from one process\n"
     "  advice: compile(loss=…) with it, and self.compute_loss() in the step"
 )
+_ADDED = (
+    "layer '{}' adds a loss of one number, and how that combines samples is not known: it is taken "
+    "for a mean over the samples of its batch. One that mixes samples, as of means over the batch "
+    "(a divergence of activities, a balance of loads), mixes those of one rank alone\n"
+    "  advice: add_loss() of a number for each sample, which Keras sums up"
+)
 
 
 @cache
@@ -81,7 +87,7 @@ def _learn_losses() -> None:
 
 def _own_divisor(loss: Any, y_pred: Any, sample_weight: Any) -> str | None:
     """By what else than the number of samples a loss is known to divide."""
-    if mixes_samples(loss):
+    if mixes_samples(loss, y_pred):
         return "what it finds in the samples together"
     if mask_of(y_pred) is not None or getattr(loss, "ignore_class", None) is not None:
         return "how many samples are left by a mask"
@@ -132,9 +138,24 @@ def share_added_losses(model: Any, steps: Steps) -> None:
         value = own(loss)
         if steps.share is None:
             return value
-        return steps.weighed_as(Kind.SUM if steps.is_of_each(loss) else kind_of(loss), value)
+        kind = Kind.SUM if steps.is_of_each(loss) else kind_of(loss)
+        layer = _layer_that_adds(model, loss) if kind is None else None
+        if layer is not None:
+            steps.say_once(_ADDED.format(layer.name))
+        return steps.weighed_as(kind, value)
 
     model._aggregate_additional_loss = aggregate
+
+
+def _layer_that_adds(model: Any, loss: Any) -> Any:
+    """None for penalties of weights, which are alike on all ranks, and for what regularizers of
+    Keras make of outputs, which is a mean over samples."""
+    for layer in model._flatten_layers():
+        if any(each is loss for each in layer._get_own_losses()):
+            kinds = type(layer), type(layer.activity_regularizer)
+            known = all(k is type(None) or k.__module__.startswith("keras.") for k in kinds)
+            return None if known else layer
+    return None
 
 
 def _is_of_batch(
