@@ -8,13 +8,13 @@ Keras' own losses are known. Another one is tried on a few made-up samples, once
 what its halves give, and as many values as samples whatever their values are, also with a target
 that programs leave out, as -1. What cannot be tried counts as a loss of the whole batch, which is
 right for every loss, and slower for most; but not one that has a state, or reaches a model, in
-which it finds values of the rank's own samples.
+which it finds values of the rank's own samples. What calls change in Python is put back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -27,8 +27,9 @@ _FEW = 2  # samples in each half
 _OPEN = 3  # the length of a dimension that is not known
 MIXING = {"circle", "dice", "tversky"}  # functions of Keras that look at several samples
 _CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
-# Targets by which programs mark what does not count.
-_LEFT_OUT = (-1, 0, -100, np.nan)
+# Targets by which programs mark what does not count, beside numbers that they compare with.
+_LEFT_OUT = (-1, 0, -100, 255, np.nan)
+_MOST_MARKS = 16  # that are tried
 
 _Array = np.ndarray[Any, Any]
 
@@ -76,6 +77,11 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """
     if type(loss).__call__ is not keras.losses.Loss.__call__:  # it says what that of a batch is
         return False
+    with left_as_it_was(loss, _function_of(loss)):
+        return _keeps_apart(loss, y_true, y_pred)
+
+
+def _keeps_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
     reached = keras.tree.flatten(list(_reached(loss)))
     if any(map(_has_state, reached)):
         return not _is_symbolic_number(loss, y_true, y_pred)  # a call would change its state
@@ -87,24 +93,90 @@ def keeps_samples_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
         return False
     name = _name_in_keras(loss)
     if name is not None:
-        return name not in MIXING
+        return not mixes_samples(loss, y_pred)
     try:
-        targets, outputs = (
-            keras.tree.map_structure(lambda tensor, i=i: _made_up(tensor, loss.dtype, i), each)
-            for i, each in enumerate((y_true, y_pred))
-        )
-        alike = keras.tree.map_structure(_of_two_values, targets)
-        attempt = _TRY[keras.backend.backend()](loss.call)
-        if not all(_is_apart(attempt, (each, outputs)) for each in (targets, alike)):
-            return False
+        trial = _Trial(loss.call, loss.dtype, y_true, y_pred)
+        return trial.has_numbers() and not trial.mixes(_marks(loss))
     except Exception:  # made-up values may be none that the function takes
         return False
-    return not any(_mixes(attempt, targets, outputs, mark) for mark in _LEFT_OUT)
 
 
-def mixes_samples(loss: Any) -> bool:
+def is_seen_to_mix(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    """Whether the function of a metric, which gives a value for each sample, makes it from others,
+    too. Of one that cannot be tried that is not seen."""
+    function, options = metric._fn, metric._fn_kwargs
+    reached = keras.tree.flatten([*_reached_by(function), *options.values()])
+    if any(_has_state(each) or isinstance(each, keras.Layer) for each in reached):
+        return False
+    with suppress(Exception):
+        trial = _Trial(lambda y, out: function(y, out, **options), metric.dtype, y_true, y_pred)
+        return trial.mixes(_numbers([*_LEFT_OUT, *reached, *_constants_of(function)]))
+    return False
+
+
+def mixes_samples(loss: Any, y_pred: Any) -> bool:
     """Whether it is one of Keras' that are known to look at several samples."""
-    return _name_in_keras(loss) in MIXING
+    name = _name_in_keras(loss)
+    return name is not None and is_mixing(name, getattr(loss, "_fn_kwargs", {}), y_pred)
+
+
+def is_mixing(name: str, options: Any, y_pred: Any) -> bool:
+    """The same of a function of Keras with these options, as one along the axis of samples."""
+    if name in MIXING:
+        return True
+    axes, rank = options.get("axis", -1), len(keras.tree.flatten(y_pred)[0].shape)
+    given = axes if isinstance(axes, tuple | list) else (axes,)
+    return any(axis is None or axis % max(rank, 1) == 0 < rank for axis in given)
+
+
+@contextmanager
+def left_as_it_was(owner: Any, function: Any) -> Iterator[None]:
+    """Puts back what calls of a function of the user's change: attributes, what it has by name, and
+    what is in lists of these. A trial is none of the program's calls."""
+    own, names = dict(vars(owner)), _globals_of(function)
+    cells = [(cell, cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
+    values = [*own.values(), *names.values(), *(value for _, value in cells)]
+    filled = [(each, each.copy()) for each in values if isinstance(each, list | dict | set)]
+    try:
+        yield
+    finally:
+        vars(owner).clear()
+        vars(owner).update(own)
+        if names:
+            function.__globals__.update(names)
+        for cell, value in cells:
+            cell.cell_contents = value
+        for each, content in filled:
+            each.clear()
+            (each.extend if isinstance(each, list) else each.update)(content)
+
+
+def _globals_of(function: Any) -> dict[str, Any]:
+    """What a function has by name in its module."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    known = function.__globals__
+    return {name: known[name] for name in code.co_names if name in known}
+
+
+def _function_of(loss: Any) -> Any:
+    return getattr(loss, "fn", type(loss).call)
+
+
+def _marks(loss: Any) -> list[float]:
+    """Targets that it may leave out."""
+    return _numbers([*_LEFT_OUT, *_reached(loss), *_constants_of(_function_of(loss))])
+
+
+def _constants_of(function: Any) -> tuple[Any, ...]:
+    constants: tuple[Any, ...] = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return constants
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    numbers = [n for n in values if isinstance(n, int | float) and not isinstance(n, bool)]
+    return list(dict.fromkeys(numbers))[:_MOST_MARKS]
 
 
 def _gives_one_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
@@ -134,14 +206,13 @@ def _is_symbolic_number(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
 def _reached(loss: Any) -> Iterator[Any]:
     """The objects that a loss, or its function, has by name."""
-    function = getattr(loss, "fn", type(loss).call)
     yield from vars(loss).values()
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    yield from (cell.cell_contents for cell in function.__closure__ or ())
-    known = function.__globals__
-    yield from (known[name] for name in code.co_names if name in known)
+    yield from _reached_by(_function_of(loss))
+
+
+def _reached_by(function: Any) -> Iterator[Any]:
+    yield from (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    yield from _globals_of(function).values()
 
 
 def _name_in_keras(loss: Any) -> str | None:
@@ -171,9 +242,29 @@ def _of_two_values(targets: _Array) -> _Array:
     )
 
 
-def _is_apart(attempt: Callable[..., Any], given: Any) -> bool:
-    whole, halves = _whole_and_halves(attempt, given)
-    return bool(np.isfinite(whole).all()) and _are_close(whole, halves)
+class _Trial:
+    """Calls of a function with made-up samples."""
+
+    def __init__(self, call: Callable[..., Any], dtype: Any, y_true: Any, y_pred: Any) -> None:
+        self._targets, self._outputs = (
+            keras.tree.map_structure(lambda tensor, i=i: _made_up(tensor, dtype, i), each)
+            for i, each in enumerate((y_true, y_pred))
+        )
+        alike = keras.tree.map_structure(_of_two_values, self._targets)
+        self._attempt = _TRY[keras.backend.backend()](call)
+        self._found = [
+            _whole_and_halves(self._attempt, (each, self._outputs))
+            for each in (self._targets, alike)
+        ]
+
+    def has_numbers(self) -> bool:
+        return all(bool(np.isfinite(whole).all()) for whole, _ in self._found)
+
+    def mixes(self, marks: list[float]) -> bool:
+        """Whether a batch gives other values than its halves, or with a target that is marked."""
+        if not all(_are_close(whole, halves) for whole, halves in self._found):
+            return True
+        return any(_mixes(self._attempt, self._targets, self._outputs, mark) for mark in marks)
 
 
 def _mixes(attempt: Callable[..., Any], targets: Any, outputs: Any, mark: float) -> bool:

@@ -30,13 +30,15 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.keras._global.loss_kinds import Kind, kind_of
+from farandole.keras._global.loss_kinds import Kind
 from farandole.keras._global.losses import GATHER
 from farandole.keras._global.samples_apart import (
     DECLARED,
     FUNCTION,
     METRIC,
-    MIXING,
+    is_mixing,
+    is_seen_to_mix,
+    left_as_it_was,
     needs_whole_batch,
 )
 from farandole.keras._global.saying import say_once
@@ -44,6 +46,8 @@ from farandole.keras._global.steps import Steps, running
 from farandole.keras._global.sums import sum_over_ranks
 
 _WRAPPED = "_farandole_whole"
+_TRACKING = "_farandole_tracking"  # Keras tells it of losses
+_OF_VALUES = (keras.metrics.Mean, keras.metrics.Sum)
 _CHANGING = {"add_weight", "add_variable", "assign", "assign_add", "assign_sub", "Variable"}
 _SENT = (
     "metric {} has an update_state() of its own: in each step ranks send each other what it is "
@@ -67,8 +71,10 @@ def is_own(kind: type[Any]) -> bool:
 
 
 def _only_prepares(kind: Any) -> bool:
-    """Whether it derives from a metric of Keras' that has an update_state(), adds no variable, and
-    calls that."""
+    """Whether it derives from a metric of Keras' that has an update_state() of targets and outputs,
+    adds no variable, and calls that. What Mean and Sum are told may be one number of the batch."""
+    if issubclass(kind, _OF_VALUES) and not issubclass(kind, keras.metrics.MeanMetricWrapper):
+        return False
     theirs = [each for each in kind.__mro__ if not each.__module__.startswith("keras.")]
     metrics = [each for each in kind.__mro__ if issubclass(each, keras.metrics.Metric)]
     adds_up = any(
@@ -103,6 +109,10 @@ def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
     """
     if _world.size() == 1 and steps.block is None:
         return []
+    trackers = [getattr(model, "_loss_tracker", None), *_metrics_of(model._compile_loss)]
+    for metric in trackers:
+        if metric is not None:
+            setattr(metric, _TRACKING, True)
     own = [(i, m) for i, m in enumerate(all_of(model.metrics)) if is_own(type(m))]
     new = [(i, m) for i, m in own if _WRAPPED not in vars(m)]
     for i, metric in new:
@@ -113,6 +123,10 @@ def tell_whole_batches(model: Any, steps: Steps) -> list[Any]:
         setattr(metric, _WRAPPED, True)
         say_once(_SENT.format(name))
     return [metric for _, metric in new]
+
+
+def _metrics_of(compile_loss: Any) -> list[Any]:
+    return [] if compile_loss is None else list(compile_loss.metrics)
 
 
 def _of_whole_batches(metric: Any, steps: Steps, label: str) -> Callable[..., Any]:
@@ -192,7 +206,7 @@ def _sendable(value: Any, metric: Any) -> Any:
 
 def _number_of_all(value: Any, metric: Any, steps: Steps, label: str) -> Any:
     weight = _part_of_batch(steps)
-    factor = 1.0 if _kind_told(value, metric) is Kind.SUM else weight
+    factor = 1.0 if _kind_told(value, metric, steps) is Kind.SUM else weight
     mine = keras.ops.cast(value, "float32") * factor
     mine = keras.ops.where(weight > 0, mine, keras.ops.zeros_like(mine))
     whole = sum_over_ranks(keras.ops.stop_gradient(mine), label)
@@ -207,28 +221,29 @@ def learn() -> None:
     """From now on, in a step of a shared model, functions that give one number for all samples are
     given all of them, and numbers count by samples."""
     _learn_numbers()
-    from keras.src.backend import get_keras_mask
-
     wrapper, mean = keras.metrics.MeanMetricWrapper, keras.metrics.Mean
     own = wrapper.update_state
 
     @wraps(own)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         steps = _sharing()
-        weighs = sample_weight is not None or get_keras_mask(y_pred) is not None
         if steps is None:
             return own(self, y_true, y_pred, sample_weight)
         alone = _world.size() == 1 and steps.block is None
-        # Keras refuses to weigh few numbers.
         with steps.not_telling_of_losses():  # the function may be one
-            if alone or weighs or not gives_few_numbers(self, y_true, y_pred):
+            if alone or not needs_others(self, y_true, y_pred):
                 return own(self, y_true, y_pred, sample_weight)
         if steps.block is not None:
             raise needs_whole_batch(FUNCTION, self.name, steps.block)
         label = f"batch of metric function {self.name}"
+        is_one = sample_weight is None or _is_number(sample_weight)
+        rows = (y_true, y_pred) if is_one else (y_true, y_pred, sample_weight)
         with _after_last_update(self):
-            y_true, y_pred = _of_all_ranks((y_true, y_pred), self, steps, label)
+            y_true, y_pred, *weights = _of_all_ranks(rows, self, steps, label)
         with _not_sharing(steps):
+            if sample_weight is not None:
+                (sample_weight,) = weights or [sample_weight]
+                return own(self, y_true, y_pred, sample_weight * _part_of_batch(steps))
             values = keras.ops.convert_to_tensor(self._fn(y_true, y_pred, **self._fn_kwargs))
         # Each rank adds its fraction of what one process adds.
         ones = keras.ops.cast(keras.ops.ones_like(values), self.dtype)
@@ -237,16 +252,18 @@ def learn() -> None:
     wrapper.update_state = update_state
 
 
-def gives_few_numbers(metric: Any, y_true: Any, y_pred: Any) -> bool:
+def needs_others(metric: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether the function gives anything but a value for each sample, or is known to mix them. All
     ranks find the same, however many samples they have."""
     fn = metric._fn
     if isinstance(fn, FunctionType) and _is_of_keras(fn):
-        return fn.__name__ in MIXING
+        return is_mixing(fn.__name__, metric._fn_kwargs, y_pred)
     known = vars(metric).get("_farandole_few")
     if known is None:
-        shape = _shape_of_values(metric, y_true, y_pred)
-        known = not shape or shape[0] is not None
+        with left_as_it_was(metric, fn):
+            shape = _shape_of_values(metric, y_true, y_pred)
+            few = not shape or shape[0] is not None
+            known = few or is_seen_to_mix(metric, y_true, y_pred)
         metric._farandole_few = known
     return bool(known)
 
@@ -289,17 +306,22 @@ def _is_number(value: Any) -> bool:
     return len(getattr(value, "shape", (0,))) == 0
 
 
-def _kind_told(value: Any, metric: Any) -> Kind:
+def _kind_told(value: Any, metric: Any, steps: Steps) -> Kind:
     """Tells whether a number of a part is a mean or a sum over its samples, and says so if that is
     not known."""
-    kind = kind_of(value)
-    if kind is not None or isinstance(value, keras.Variable):  # a variable is alike on all ranks
+    kind = steps.kind_of([value])
+    # A variable is alike on all ranks.
+    if kind is not None or isinstance(value, keras.Variable) or _TRACKING in vars(metric):
         return kind or Kind.MEAN
-    taken = Kind.SUM if _is_whole(value) else Kind.MEAN
+    # Mean takes each number for one of a batch.
+    is_sum = _is_whole(value) and not isinstance(metric, keras.metrics.Mean)
+    taken = Kind.SUM if is_sum else Kind.MEAN
     say_once(
-        f"metric {type(metric).__name__} is told one number of a batch, and whether that is a mean "
-        f"or a sum over samples is not known: it is taken for {taken.value}\n"
-        "  advice: tell the metric a value for each sample"
+        f"metric {metric.name} ({type(metric).__name__}) is told one number of a batch, and "
+        "whether that is a mean or a sum over samples, or neither, is not known: it is taken for "
+        f"{taken.value}\n"
+        "  advice: tell the metric a value for each sample; or a class with an update_state() of "
+        "its own, which is told targets and outputs, and sees the whole batch"
     )
     return taken
 
@@ -318,7 +340,8 @@ def _learn_numbers() -> None:
         steps = _sharing()
         if steps is not None and sample_weight is None and _is_number(values):
             sample_weight = _part_of_batch(steps)
-            if kind_of(values) is Kind.SUM:  # it is to be divided by the one batch alone
+            if _kind_told(values, self, steps) is Kind.SUM:
+                # It is to be divided by the one batch alone.
                 fraction = keras.ops.where(sample_weight > 0, sample_weight, 1.0)
                 values = values / keras.ops.cast(fraction, values.dtype)
         return own_mean(self, values, sample_weight=sample_weight)
@@ -327,7 +350,7 @@ def _learn_numbers() -> None:
     def update_sum(self: Any, values: Any, sample_weight: Any = None) -> Any:
         steps = _sharing()
         plain = steps is not None and sample_weight is None and _is_number(values)
-        if steps is not None and plain and _kind_told(values, self) is Kind.MEAN:
+        if steps is not None and plain and _kind_told(values, self, steps) is Kind.MEAN:
             sample_weight = _part_of_batch(steps)
         return own_sum(self, values, sample_weight=sample_weight)
 

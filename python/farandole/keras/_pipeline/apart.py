@@ -19,7 +19,7 @@ from farandole.keras._global.samples_apart import (
     needs_whole_batch,
 )
 from farandole.keras._global.steps import LEFT_OPEN
-from farandole.keras._global.whole_metrics import all_of, gives_few_numbers, is_own
+from farandole.keras._global.whole_metrics import all_of, is_own, needs_others
 
 
 def refuse_own_metrics(metrics: Any) -> None:
@@ -68,7 +68,7 @@ def _checked_update(metric: Any) -> Callable[..., Any]:
     @wraps(own)
     def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         vars(metric).pop("update_state", None)  # the program may use it elsewhere, too
-        if gives_few_numbers(metric, y_true, y_pred):
+        if needs_others(metric, y_true, y_pred):
             raise needs_whole_batch(FUNCTION, metric.name, None)
         return own(y_true, y_pred, sample_weight)
 
