@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Any
 
 import numpy as np
-from keras_model_cases import BATCH, UNMEASURED, X, Y, compare, net, shared
+from keras_model_cases import BATCH, UNMEASURED, W, X, Y, compare, net, shared
 from keras_work import hvd, keras
 from rank_cases import on_ranks, raises
 
@@ -64,6 +66,24 @@ def moving() -> Any:
     return Moving(name="moving")
 
 
+def explained() -> Any:
+    class Explained(keras.metrics.Mean):  # type: ignore[misc, name-defined]
+        """Tells Keras' Mean one number of the batch."""
+
+        def update_state(self, y: Any, out: Any, sample_weight: Any = None) -> Any:
+            del sample_weight
+            left, whole = ops.square(y - out), ops.square(y - ops.mean(y))
+            return super().update_state(ops.sum(left) / (1.0 + ops.sum(whole)))
+
+    ops = keras.ops
+    return Explained(name="explained")
+
+
+def relative(y: Any, out: Any) -> Any:
+    """A number for each sample, which is made from others, too."""
+    return keras.ops.mean(keras.ops.abs(y - out), axis=-1) / keras.ops.max(out)
+
+
 def summed() -> Any:
     class Distances(keras.metrics.Sum):  # type: ignore[misc, name-defined]
         state_is_sum = True
@@ -85,9 +105,15 @@ def prepared() -> Any:
 
 
 def measured() -> dict[str, Any]:
-    own = [largest(), moving(), summed(), prepared()]
-    options = [dice, of_classes, keras.losses.tversky, *own]
-    return UNMEASURED | {"optimizer": keras.optimizers.SGD(0.1), "metrics": options}
+    own = [largest(), moving(), explained(), summed(), prepared()]
+    along = keras.metrics.CosineSimilarity(name="along", axis=0)
+    options = [dice, of_classes, relative, along, keras.losses.tversky, *own]
+    weighted = [keras.metrics.MeanMetricWrapper(relative, name="weighted")]
+    return UNMEASURED | {
+        "optimizer": keras.optimizers.SGD(0.1),
+        "metrics": options,
+        "weighted_metrics": weighted,
+    }
 
 
 def fit_and_evaluate(model: Any, _: bool) -> Any:
@@ -96,22 +122,28 @@ def fit_and_evaluate(model: Any, _: bool) -> Any:
         X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0,
         validation_data=(X[:13], Y[:13]), validation_batch_size=6,
     ).history  # fmt: skip
-    tested = model.evaluate(X[:29], Y[:29], batch_size=14, verbose=0, return_dict=True)
+    tested = model.evaluate(
+        X[:29], Y[:29], sample_weight=W[:29], batch_size=14, verbose=0, return_dict=True
+    )
     return logs | {f"test {key}": value for key, value in tested.items()}
 
 
 @on_ranks(2, 3)
 def metrics_that_see_the_whole_batch() -> None:
     compare(shared(**measured()), fit_and_evaluate, **measured())
-    alone = [is_own(type(each)) for each in (largest(), moving(), summed(), prepared())]
-    assert alone == [True, True, False, False]
+    alone = [
+        is_own(type(each)) for each in (largest(), moving(), explained(), summed(), prepared())
+    ]
+    assert alone == [True, True, True, False, False]
 
 
 def biased() -> Any:
     class Biased(keras.Sequential):  # type: ignore[misc, name-defined]
         def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             results = super().compute_metrics(x, y, y_pred, sample_weight)
-            return {**results, "bias": keras.ops.mean(y_pred - y)}
+            apart = y_pred - y
+            ends = keras.ops.stack([keras.ops.mean(apart), keras.ops.mean(2 * apart)])
+            return {**results, "bias": keras.ops.mean(apart), "several": ends}
 
     keras.utils.set_random_seed(1)
     return Biased([keras.Input((6,)), keras.layers.Dense(1)])
@@ -131,8 +163,36 @@ def numbers_that_compute_metrics_adds_are_those_of_all_samples() -> None:
             ).items()
         }
 
-    options: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", "metrics": ["mae"]}
-    compare(shared(biased, **options), fit, build=biased, **options)
+    def options() -> dict[str, Any]:
+        each = keras.metrics.F1Score(average=None, threshold=0.5, name="each")
+        return {"optimizer": "sgd", "loss": "mse", "metrics": ["mae", each]}
+
+    compare(shared(biased, **options()), fit, build=biased, **options())
+
+
+@on_ranks(2)
+def one_number_that_a_mean_is_told_is_told_of() -> None:
+    """Nobody knows what it is of."""
+
+    class Told(keras.Sequential):  # type: ignore[misc, name-defined]
+        told: Any = None
+
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            if self.told is not None:
+                self.told.update_state(dice(y, y_pred))
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    for is_told in (False, True):
+        inner = Told([keras.Input((6,)), keras.layers.Dense(1)])
+        inner.told = keras.metrics.Mean(name="dice of a batch") if is_told else None
+        model = hvd.Model(inner)
+        model.compile("sgd", "mse", metrics=["mae"])
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            model.fit(X, Y, batch_size=BATCH, verbose=0)
+        assert said.getvalue().count("is told one number") == (is_told and hvd.rank() == 0)
+        assert said.getvalue().count("metric dice of a batch (Mean)") == (
+            is_told and hvd.rank() == 0
+        )
 
 
 @on_ranks(2)

@@ -303,6 +303,7 @@ def losses_that_look_at_other_samples_are_those_of_the_whole_batch() -> None:
     y = np.sort(Y, axis=0)  # whose first batches have none that is there, but one
     y[::BATCH] = 1.0
     losses = [(pairs, W), (unlike, None), (keras.losses.Circle(), None)]
+    losses.append((keras.losses.CosineSimilarity(axis=0), None))
     if backend != "jax":  # whose programs know how many there are
         losses.append((of_those_that_are_there, None))
     for loss, weights in losses:
@@ -510,7 +511,7 @@ def who_reads_what_is_refused_where_it_cannot_be() -> None:
 @on_ranks(1, 3)
 def loaders_of_torch() -> None:
     import torch
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
     def loader(**options: Any) -> Any:
         data = TensorDataset(torch.tensor(X), torch.tensor(Y))
@@ -538,6 +539,30 @@ def loaders_of_torch() -> None:
     for policy in ("index", "slice"):
         compare(shared(data_policy=policy), fit_drawn)
     compare(shared(data_policy="leader"), fit)
+
+    class Numbered(IterableDataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return N
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(loader().dataset)
+
+    class Named(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, key: str) -> Any:
+            return loader().dataset[int(key.removeprefix("sample "))]
+
+    names = [f"sample {i}" for i in range(N)]
+    for make in (
+        lambda: DataLoader(Numbered(), batch_size=BATCH),
+        lambda: DataLoader(Named(), batch_size=BATCH, sampler=names),
+    ):
+        compare(
+            shared(),
+            lambda model, _, make=make: model.fit(make(), epochs=2, shuffle=False, verbose=0),
+        )
 
     with raises(fd.InvalidArgument, "not batched"):
         model.fit(DataLoader(loader().dataset, batch_size=None), shuffle=False, verbose=0)
@@ -957,6 +982,15 @@ def some_left_out(y: Any, out: Any) -> Any:
     return keras.losses.sparse_categorical_crossentropy(y, classes, ignore_class=0)
 
 
+def divided_by_those_but(mark: float) -> Any:
+    def loss(y: Any, out: Any) -> Any:
+        there = keras.ops.cast(keras.ops.not_equal(y, mark), "float32")
+        errors = there * keras.ops.square(keras.ops.where(there > 0, y, 0.0) - out)
+        return keras.ops.mean(errors / keras.ops.mean(there), axis=-1)
+
+    return loss
+
+
 class Direct(keras.losses.Loss):  # type: ignore[misc, name-defined]
     """Has no call()."""
 
@@ -974,17 +1008,20 @@ class LeavingOut(keras.losses.Loss):  # type: ignore[misc, name-defined]
 def losses_that_leave_samples_out_are_those_of_the_whole_batch() -> None:
     y = np.sort(Y, axis=0)  # whose first batches have none that is there, but one
     y[::BATCH] = 1.0
-    for loss, weights in [
-        (some_left_out, W),
-        (LeavingOut(reduction="mean_with_sample_weight"), W),
-        (LeavingOut(reduction="sum"), None),
-        (Direct(), None),
+    marked = [np.where(np.arange(N)[:, None] % 5 == 0, mark, Y) for mark in (255.0, -7.0)]
+    for loss, weights, targets in [
+        (some_left_out, W, y),
+        (LeavingOut(reduction="mean_with_sample_weight"), W, y),
+        (LeavingOut(reduction="sum"), None, y),
+        (Direct(), None, y),
+        (divided_by_those_but(255), None, marked[0]),
+        (divided_by_those_but(-7), None, marked[1]),
     ]:
 
         def options(loss: Any = loss) -> dict[str, Any]:
             return {"optimizer": keras.optimizers.SGD(0.03), "loss": loss, **UNMEASURED}
 
-        def fit(model: Any, _: bool, weights: Any = weights) -> Any:
+        def fit(model: Any, _: bool, weights: Any = weights, y: Any = targets) -> Any:
             return model.fit(
                 X, y, sample_weight=weights, batch_size=BATCH, epochs=2, shuffle=False, verbose=0
             )
@@ -1543,6 +1580,35 @@ def sums_that_layers_add_are_those_of_the_whole_batch() -> None:
 
 
 @on_ranks(2)
+def a_loss_that_a_layer_adds_is_told() -> None:
+    """Unless it is known to be a mean over samples, or one for each."""
+    ops = keras.ops
+
+    class Rare(keras.Regularizer):  # type: ignore[misc, name-defined]
+        def __call__(self, x: Any) -> Any:
+            return ops.sum(ops.square(ops.mean(ops.sigmoid(x), axis=0) - 0.05))
+
+    class Adding(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.1 * ops.mean(ops.square(x), axis=-1))
+            return x
+
+    penalty = {"activity_regularizer": "l2", "kernel_regularizer": "l2"}
+    for layer, is_told in [
+        (keras.layers.Dense(4, activity_regularizer=Rare(), name="rare"), True),
+        (keras.layers.Dense(4, name="known", **penalty), False),
+        (Adding(name="of each"), False),
+    ]:
+        inner = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
+        model = compiled(hvd.Model(inner), optimizer="sgd", loss="mse", **UNMEASURED)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+        told = said.getvalue().count(f"layer '{layer.name}' adds a loss of one number")
+        assert told == (is_told and hvd.rank() == 0), said.getvalue()
+        assert said.getvalue().count("adds a loss") == told
+
+
+@on_ranks(2)
 def losses_that_reach_beyond_their_samples_train_as_in_one_process() -> None:
     """A model's weights, what a layer has kept of its samples, a state of their own."""
     ops = keras.ops
@@ -1566,6 +1632,18 @@ def losses_that_reach_beyond_their_samples_train_as_in_one_process() -> None:
             if work.backend() != "jax":
                 self.calls.assign(self.calls + 1.0)
             return squared(y, out)
+
+    class Growing(keras.losses.Loss):  # type: ignore[misc, name-defined]
+        """Counts its calls, which are those of one process."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.seen = 0, []
+
+        def call(self, y: Any, out: Any) -> Any:
+            self.calls += 1
+            self.seen.append(self.calls)
+            return (self.calls + len(self.seen)) / 10 * squared(y, out)
 
     class Reaching(keras.losses.Loss):  # type: ignore[misc, name-defined]
         """Has a state and a layer in lists."""
@@ -1596,7 +1674,7 @@ def losses_that_reach_beyond_their_samples_train_as_in_one_process() -> None:
     def fit(model: Any, _: bool) -> Any:
         return model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
 
-    for make in (penalty, of_kept, lambda _: Counting(), lambda _: Reaching()):
+    for make in (penalty, of_kept, lambda _: Counting(), lambda _: Growing(), lambda _: Reaching()):
         models = [build(), build()]
         losses = [make(model) for model in models]
         mine = compiled(hvd.Model(models[0]), optimizer="sgd", loss=losses[0], **UNMEASURED)

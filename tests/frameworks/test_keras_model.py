@@ -14,6 +14,7 @@ import grid
 COMMON = {
     "a_step_of_ones_own_has_the_gradients_of_the_whole_batch",
     "a_training_step_of_ones_own",
+    "a_loss_that_a_layer_adds_is_told",
     "a_loss_with_its_own_divisor_that_a_step_calls_is_told",
     "arrays_with_weights_and_held_out_data",
     "losses_of_one_number_are_those_of_the_whole_batch",

@@ -3,7 +3,7 @@
     update_state() is                             it gets              the state over ranks is
     Keras', of values for each sample             this rank's samples  the sum
     Keras', of a function that gives one number   that of all samples  the sum, by samples
-    or that is known to mix samples
+    or that is known, or seen, to mix samples
     the user's own                                all ranks' samples   equal: any rank's
     the same, with `state_is_sum = True`          this rank's samples  the sum
 
@@ -15,7 +15,8 @@ A rank without samples takes part, and keeps what the metric then knows.
 Of numbers of a batch that Keras' Mean and Sum are told each rank tells that of its part. A mean
 over samples weighs by the part's samples, a sum over samples is added up: which of the two a number
 is follows from TensorFlow's graph (loss_kinds.py). Elsewhere it is taken for a mean, and a whole
-number that Sum is told for a count. Values for each sample, and what has a weight, are as they are.
+number that Sum is told for a count, and rank 0 says so. Values for each sample, and what has a
+weight, are as they are.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from farandole.keras._global.steps import Steps, running
 from farandole.keras._global.sums import sum_over_ranks
 
 _WRAPPED = "_farandole_whole"
+_FRACTION = "_farandole_fraction"  # of what it is told, which it adds
 _TRACKING = "_farandole_tracking"  # Keras tells it of losses
 _OF_VALUES = (keras.metrics.Mean, keras.metrics.Sum)
 _CHANGING = {"add_weight", "add_variable", "assign", "assign_add", "assign_sub", "Variable"}
@@ -221,7 +223,7 @@ def learn() -> None:
     """From now on, in a step of a shared model, functions that give one number for all samples are
     given all of them, and numbers count by samples."""
     _learn_numbers()
-    wrapper, mean = keras.metrics.MeanMetricWrapper, keras.metrics.Mean
+    wrapper = keras.metrics.MeanMetricWrapper
     own = wrapper.update_state
 
     @wraps(own)
@@ -240,14 +242,14 @@ def learn() -> None:
         rows = (y_true, y_pred) if is_one else (y_true, y_pred, sample_weight)
         with _after_last_update(self):
             y_true, y_pred, *weights = _of_all_ranks(rows, self, steps, label)
-        with _not_sharing(steps):
-            if sample_weight is not None:
-                (sample_weight,) = weights or [sample_weight]
-                return own(self, y_true, y_pred, sample_weight * _part_of_batch(steps))
-            values = keras.ops.convert_to_tensor(self._fn(y_true, y_pred, **self._fn_kwargs))
+        (sample_weight,) = weights or [sample_weight]
         # Each rank adds its fraction of what one process adds.
-        ones = keras.ops.cast(keras.ops.ones_like(values), self.dtype)
-        return mean.update_state(self, values, sample_weight=ones * _part_of_batch(steps))
+        vars(self)[_FRACTION] = _part_of_batch(steps)
+        try:
+            with _not_sharing(steps):
+                return own(self, y_true, y_pred, sample_weight)
+        finally:
+            del vars(self)[_FRACTION]
 
     wrapper.update_state = update_state
 
@@ -337,7 +339,10 @@ def _learn_numbers() -> None:
 
     @wraps(own_mean)
     def update_mean(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        steps = _sharing()
+        steps, fraction = _sharing(), vars(self).get(_FRACTION)
+        if fraction is not None:
+            ones = keras.ops.ones_like(values) if sample_weight is None else sample_weight
+            sample_weight = keras.ops.convert_to_tensor(ones, dtype=self.dtype) * fraction
         if steps is not None and sample_weight is None and _is_number(values):
             sample_weight = _part_of_batch(steps)
             if _kind_told(values, self, steps) is Kind.SUM:
