@@ -385,6 +385,9 @@ BY_PYTORCH = {  # what PyTorch alone does not train
     ],
     "whole numbers cannot be unfrozen": ["model=integer weights=unfreeze"],
     "LBFGS has one group of parameters": ["optimizer=lbfgs weights=added"],
+    "GradScaler does not see what overflows in a parameter that no optimizer has": [
+        "weights=leave_out precision=scaler",
+    ],
     "GradScaler refuses closures": ["optimizer=closure,lbfgs precision=scaler"],
     "GradScaler refuses an optimizer that has no gradient": [
         "model=nothing_to_train precision=scaler", "weights=assigned precision=scaler",
