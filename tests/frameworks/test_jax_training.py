@@ -155,6 +155,35 @@ def train_several(optimizer: Any, part: Callable[[Any], Any]) -> Any:
     return params
 
 
+def train_to_learn(optimizer: Any, part: Callable[[Any], Any], compiled: bool) -> Any:
+    """By the derivative of two steps (MAML: Finn, Abbeel and Levine 2017)."""
+
+    def after_two_steps(params: Any, x: Any, y: Any) -> Any:
+        state = optimizer.init(params)
+        for _ in range(2):
+            updates, state = optimizer.update(jax.grad(loss_of)(params, x, y), state, params)
+            params = optax.apply_updates(params, updates)
+        return loss_of(params, x, y)
+
+    slope = jax.grad(after_two_steps)
+    if compiled:
+        slope = jax.jit(slope)
+    params = network()
+    for x, y in batches():
+        slopes = fdj.allreduce(slope(params, part(x), part(y)), "mean")
+        params = jax.tree.map(lambda leaf, by: leaf - 0.1 * by, params, slopes)
+    return params
+
+
+@on_ranks(2)
+def steps_that_are_differentiated_train_as_on_one_rank() -> None:
+    for compiled in (False, True):
+        serial = train_to_learn(optax.sgd(0.1), lambda rows: rows, compiled)
+        ours = train_to_learn(fdj.distributed(optax.sgd(0.1)), mine, compiled)
+        assert difference(serial, ours) < 2e-5
+        require_equal_ranks(ours)
+
+
 @on_ranks(2)
 def models_beside_each_other_train_as_on_one_rank() -> None:
     serial = train_several(optax.adam(1e-2), lambda rows: rows)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.interpreters.batching import BatchTracer
+from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 
 from farandole import _core, _world
 from farandole.common._process_set import ProcessSet
@@ -58,8 +58,8 @@ class ArrayWeights:
         rows = [(name, as_reals(array)) for name, array in arrays if _is_comparable(array)]
         if not rows:
             return
-        if any(isinstance(array, BatchTracer) for _, array in rows):
-            return  # JAX has no branches with a Ref in a vmap
+        if any(_is_transformed(array) for _, array in rows):
+            return
         if traced([array for _, array in rows]):
             self._in_program(rows)
             return
@@ -115,6 +115,11 @@ def rows_of(tree: Any) -> Rows:
 
 def _is_comparable(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.complexfloating) or array.dtype.name in _core.dtypes
+
+
+def _is_transformed(array: Any) -> bool:
+    """Whether a step is mapped or differentiated: there JAX has no branches with a Ref."""
+    return isinstance(array, jax.core.Tracer) and not isinstance(array, DynamicJaxprTracer)
 
 
 def _bytes(array: Any) -> Any:
