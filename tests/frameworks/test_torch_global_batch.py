@@ -213,6 +213,28 @@ def datasets_without_numbers() -> None:
     assert len(hvd.GlobalBatch(DataLoader(Counted(), batch_size=BATCH))) == 5
 
 
+def time_first(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([x for x, *_ in samples], dim=1)
+
+
+def without_one(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([x for x, *_ in samples[1:]])
+
+
+@on_ranks(1, 2)
+def batches_whose_first_dimension_is_not_the_samples_are_refused() -> None:
+    def first(data: Any, collate: Any, **options: Any) -> torch.Tensor:
+        loader = DataLoader(data, batch_size=BATCH, collate_fn=collate)
+        batch: torch.Tensor = next(iter(hvd.GlobalBatch(loader, **options)))
+        return batch
+
+    for options in ({}, {"micro_batch_size": 2}):
+        for collate, rows in ((time_first, 6), (without_one, BATCH - 1)):
+            with raises(fd.InvalidArgument, f"first dimension is {rows} of {BATCH} samples"):
+                first(Stream(), collate, **options)
+    assert first(DATA, time_first).shape == (6, BATCH // hvd.size())  # each rank collates its own
+
+
 @on_ranks(1, 2, 3)
 def a_shuffle_without_a_seed_is_the_same_everywhere() -> None:
     torch.manual_seed(hvd.rank())

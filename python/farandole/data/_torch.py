@@ -17,6 +17,7 @@ from farandole.data._parts import part_of
 from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ReadBatches
 from farandole.data._share import Share, taken
+from farandole.data._tree import samples as samples_in
 
 _Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given
 
@@ -250,9 +251,26 @@ class _Slice:
         self._own, self._block, self._put = own, block, put
 
     def __call__(self, samples: list[Any]) -> Any:
-        batch, (parts, mine) = self._own(samples), self._block
+        batch, (parts, mine) = collated(self._own, samples), self._block
         cut = [part_of(batch, parts, part) for part in mine]
         return self._put([part.batch for part in cut]), _tensor([part.share for part in cut])
+
+
+def collated(own: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """A whole batch, which is to be cut along its first dimension.
+
+    Raises:
+        InvalidArgument: that is not the samples.
+    """
+    batch = own(samples)
+    rows = samples_in(batch, "the batch")
+    if rows != len(samples):
+        raise InvalidArgument(
+            f"collate_fn has made a batch whose first dimension is {rows} of {len(samples)} "
+            "samples, and ranks cut it there\n  advice: a batch of (samples, …), as with "
+            "batch_first=True; what leaves samples out or adds some goes into the dataset"
+        )
+    return batch
 
 
 class _SliceOfNumbers:

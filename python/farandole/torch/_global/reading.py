@@ -9,7 +9,7 @@ from farandole.data._logical import Block
 from farandole.data._parts import part_of
 from farandole.data._same import checksum, sampled
 from farandole.data._share import taken
-from farandole.data._torch import Asked, loader_of_numbers, loader_of_slices
+from farandole.data._torch import Asked, collated, loader_of_numbers, loader_of_slices
 from farandole.data._tree import map_leaves
 from farandole.torch._global.numbers import Numbers
 
@@ -116,7 +116,7 @@ class _Slice:
         self._own, self._block, self._check = own, block, same
 
     def __call__(self, samples: list[Any]) -> tuple[list[tuple[Any, int, int]], int, int]:
-        whole = self._own(samples)
+        whole = collated(self._own, samples)
         known = checksum(sampled(whole)) if self._check else 0
         cuts = [(part, part_of(whole, self._block.parts, part)) for part in self._block.mine]
         parts = [(each.batch, each.share.samples, part) for part, each in cuts]
