@@ -94,9 +94,9 @@ def _first_sample(loader: Any) -> Any:
 
     if isinstance(loader.dataset, IterableDataset):
         return next(iter(loader.dataset))
-    with suppress(LookupError, TypeError):
+    with suppress(Exception):  # it may have keys, and raises what it likes
         return loader.dataset[0]
-    # It has keys. By the sampler itself, the order of its first pass would be lost.
+    # By the sampler itself, the order of its first pass would be lost.
     with fork_rng(devices=[]):
         return loader.dataset[next(iter(copy.deepcopy(loader.batch_sampler)))[0]]
 
