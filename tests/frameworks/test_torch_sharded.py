@@ -536,7 +536,7 @@ def a_rank_holds_its_part_of_the_state() -> None:
         assert not tensors_in(optimizer.state)
 
 
-# What a program does to state and param_groups in the midst of training.
+# Programs change state and param_groups in the midst of training.
 
 Change = Callable[[Any, list[Any]], None]
 

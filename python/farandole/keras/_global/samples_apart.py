@@ -152,7 +152,7 @@ def left_as_it_was(owner: Any, function: Any) -> Iterator[None]:
 
 
 def _globals_of(function: Any) -> dict[str, Any]:
-    """What a function has by name in its module."""
+    """The values of the names that a function has in its module."""
     code = getattr(function, "__code__", None)
     if code is None:
         return {}

@@ -38,5 +38,5 @@ def _nobody_holds() -> tuple[int, int]:
     return references(grad, None), uses
 
 
-# What a gradient shows that only its parameter knows.
+# As a gradient shows them that only its parameter knows.
 _REFERENCES, _USES = _nobody_holds()

@@ -1,4 +1,4 @@
-"""What `optimizer.state` has where the state itself is in shards: programs reset an optimizer by
+"""Placeholders in `optimizer.state` for a state that is in shards: programs reset an optimizer by
 removing what is there."""
 
 from __future__ import annotations
