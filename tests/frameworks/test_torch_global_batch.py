@@ -403,6 +403,56 @@ def clipping_scaling_and_sharding_are_those_of_one_process() -> None:
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
+def temperature() -> torch.Tensor:
+    return nn.Parameter(torch.tensor(0.3))
+
+
+LINEAR: dict[str, Callable[[Any, Any], Any]] = {
+    "mean": functional.mse_loss,
+    "sum": lambda out, y: (out - y).square().sum() / 12,
+    "several": lambda out, y: 0.1 * functional.mse_loss(out, y) / 3 + 2 - out.abs().mean(),
+    "root of each": lambda out, y: (out - y).square().sum(1).sqrt().mean(),
+    "divergence": lambda out, _: -0.5 * torch.sum(1 + out - out**2 - out.exp()),
+    "learned weight": lambda out, y: (
+        functional.mse_loss(out, y) * torch.exp(-(t := temperature())) + t.log()
+    ),
+    "norm of weights": lambda out, y: (
+        functional.mse_loss(out, y) + nn.Parameter(torch.ones(4, 2)).square().sum().sqrt()
+    ),
+    "loop over samples": lambda out, y: (
+        sum((a - b).square().mean().sqrt() for a, b in zip(out, y, strict=True)) / 12
+    ),
+    "by a constant": lambda out, y: functional.mse_loss(out, y) / y.square().mean().sqrt(),
+}
+NONLINEAR: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "root": ("square root", lambda out, y: functional.mse_loss(out, y).sqrt()),
+    "half": ("power", lambda out, y: 0.5 * functional.mse_loss(out, y) ** 0.5 + out.mean()),
+    "logarithm": ("logarithm", lambda out, _: -out.exp().mean().log()),
+    "exponential": ("exponential", lambda out, y: functional.mse_loss(out, y).exp()),
+    "dice": ("ratio", lambda out, y: 1 - 2 * (out * y).sum() / (out.sum() + y.sum())),
+    "product": ("product", lambda out, y: out.mean() * functional.mse_loss(out, y)),
+}
+
+
+@on_ranks(2)
+def a_loss_that_is_not_linear_in_its_means_is_told() -> None:
+    def told(loss_of: Callable[[Any, Any], Any]) -> list[str]:
+        batches = hvd.GlobalBatch(DataLoader(TensorDataset(torch.rand(24, 3)), batch_size=8))
+        model = nn.Linear(3, 2)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for (x,) in batches:
+                batches.scale_loss(loss_of(model(x), x[:, :2]))
+        return [str(each.message) for each in seen]
+
+    for name, loss_of in LINEAR.items():
+        assert told(loss_of) == [], name
+    for word, loss_of in NONLINEAR.values():
+        words = told(loss_of)
+        assert len(words) == (hvd.rank() == 0), words
+        assert all(f"the loss has a {word} of numbers" in each for each in words), words
+
+
 @on_ranks(2, 3)
 def micro_batches_are_one_update() -> None:
     for size in (1, 2, 3, 100):

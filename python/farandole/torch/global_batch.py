@@ -25,7 +25,7 @@ from farandole.torch._global.beginning import (
 )
 from farandole.torch._global.kept import KeptGradients, trained_by
 from farandole.torch._global.logical import LogicalRanks, block_for
-from farandole.torch._global.losses import Divisors, check_loss, part_of_mean
+from farandole.torch._global.losses import Divisors, Shapes, check_loss, part_of_mean
 from farandole.torch._global.normalization import (
     refuse_micro_batches,
     statistics_of,
@@ -103,7 +103,7 @@ class GlobalBatch(worlds.Follower):
     ) -> None:
         self.loader = loader
         self._model, self._optimizer, self._count = model, optimizer, count
-        self._divisors = Divisors()
+        self._divisors, self._shapes = Divisors(), Shapes()
         self._at_once, self._seed, self._same_batches = micro_batch_size, seed, same_batches
         self._logical_ranks = logical_ranks
         self._passes: Passes
@@ -285,6 +285,8 @@ class GlobalBatch(worlds.Follower):
 
     def _scaled(self, loss: torch.Tensor, reduction: str) -> torch.Tensor:
         micro, size = self._present(), self._size if self._logical is None else 1
+        if micro.samples and self.total > micro.samples:
+            self._shapes.look(loss, micro.samples)
         if reduction == "sum":
             return weighed(loss, float(size if micro.samples else 0))
         if self._count is None:

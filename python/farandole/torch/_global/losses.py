@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from farandole import _world
 from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
 from farandole.torch._training.weighing import weighed
@@ -59,6 +60,101 @@ class Divisors:
 
 
 _LOOKS = 3  # on a device
+
+
+class Shapes:
+    """Looks whether losses are means or sums over samples, until one is not."""
+
+    def __init__(self) -> None:
+        self._looks = _LOOKS
+
+    def look(self, loss: torch.Tensor, samples: int) -> None:
+        """Warns, on rank 0, of a loss that is no linear function of what was reduced over samples,
+        as the root of a mean: the mean of ranks' losses is not that of the batch then."""
+        if self._looks == 0:
+            return
+        self._looks -= 1
+        names = _nonlinear(loss.grad_fn, samples)
+        if not 0 < len(names) < samples:  # as many: a loop over the samples
+            return
+        self._looks = 0
+        if _world.rank() == 0:
+            warnings.warn(
+                f"scale_loss(): the loss has a {names[0]} of numbers that are reduced over samples "
+                "already, so the mean over ranks is not the loss of the batch, and the result not "
+                "that of one process",
+                stacklevel=5,
+            )
+
+
+_LINEAR = (
+    "AddBackward0", "SubBackward0", "RsubBackward1", "MulBackward0", "NegBackward0", "DivBackward0",
+    "ToCopyBackward0",
+)  # fmt: skip
+_NONLINEAR = {
+    "SqrtBackward0": "square root",
+    "LogBackward0": "logarithm",
+    "ExpBackward0": "exponential",
+    "PowBackward0": "power",
+    "ReciprocalBackward0": "ratio",
+}
+_REDUCTIONS = (
+    "MeanBackward", "SumBackward", "NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCross",
+)  # fmt: skip
+_BY_ELEMENT = ("PowBackward0", "AbsBackward0", "MulBackward0")
+
+
+def _nonlinear(node: Any, samples: int) -> list[str]:
+    """The nonlinear functions of reduced numbers that a loss is a sum of, or a multiple."""
+    found, todo, seen = list[str](), [node], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or not _is_number(node):
+            continue
+        seen.add(node)
+        kind, below = node.name(), [each for each, _ in node.next_functions]
+        is_reduced = [_is_reduced(each, samples) for each in below]
+        if kind in _NONLINEAR and is_reduced[0]:
+            found.append(_NONLINEAR[kind])
+        elif kind == "DivBackward0" and is_reduced[1]:
+            found.append("ratio")
+        elif kind == "MulBackward0" and all(is_reduced):
+            found.append("product")
+        elif kind in _LINEAR:
+            todo += below
+    return found
+
+
+def _is_number(node: Any) -> bool:
+    metadata = getattr(node, "_input_metadata", None)
+    return metadata is not None and all(tuple(each.shape) == () for each in metadata)
+
+
+def _is_reduced(node: Any, samples: int) -> bool:
+    """Whether a number comes from a reduction over samples. Not from parameters alone, as a
+    temperature or the norm of weights."""
+    todo, seen = [node], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or not _is_number(node):
+            continue
+        seen.add(node)
+        below = [each for each, _ in node.next_functions]
+        if not node.name().startswith(_REDUCTIONS):
+            todo += below
+        elif any(_has_samples(each, samples) for each in below):
+            return True
+    return False
+
+
+def _has_samples(node: Any, samples: int) -> bool:
+    """Whether what goes into a reduction has a row for each sample, and is not a parameter's."""
+    shapes = [tuple(each.shape) for each in getattr(node, "_input_metadata", ())]
+    if not any(shape[:1] == (samples,) for shape in shapes):
+        return False
+    while node is not None and node.name() in _BY_ELEMENT:
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    return node is not None and not node.name().endswith("AccumulateGrad")
 
 
 def _cross_entropy(node: Any) -> Any:
