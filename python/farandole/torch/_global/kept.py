@@ -30,7 +30,9 @@ class KeptGradients:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._looks = _LOOKS
-        self.begin(first=True)
+        self._earlier: list[torch.Tensor] = []  # had gradients as the micro-batch before this ended
+        self._stood: list[torch.Tensor] = []  # as the last backward ended
+        self._witness: torch.Tensor | None = None  # one of these, whose gradient was not all zeros
 
     def begin(self, *, first: bool) -> None:
         """A micro-batch is given out, the first one of a batch or another."""
@@ -39,9 +41,7 @@ class KeptGradients:
         self._earlier = self._stood
 
     def _forget(self) -> None:
-        self._earlier: list[torch.Tensor] = []  # had gradients as the micro-batch before this ended
-        self._stood: list[torch.Tensor] = []  # as the last backward ended
-        self._witness: torch.Tensor | None = None  # one of these, whose gradient was not all zeros
+        self._earlier, self._stood, self._witness = [], [], None
 
     def watch(self, loss: torch.Tensor) -> None:
         """Looks at the backwards of a loss."""
