@@ -152,9 +152,8 @@ def _layer_that_adds(model: Any, loss: Any) -> Any:
     Keras make of outputs, which is a mean over samples."""
     for layer in model._flatten_layers():
         if any(each is loss for each in layer._get_own_losses()):
-            kinds = type(layer), type(layer.activity_regularizer)
-            known = all(k is type(None) or k.__module__.startswith("keras.") for k in kinds)
-            return None if known else layer
+            maker = layer if layer.activity_regularizer is None else layer.activity_regularizer
+            return None if type(maker).__module__.startswith("keras.") else layer
     return None
 
 

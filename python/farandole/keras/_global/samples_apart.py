@@ -13,8 +13,10 @@ which it finds values of the rank's own samples. What calls change in Python is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -30,6 +32,7 @@ _CLOSE = 1e-4  # relative; sums of other lengths are rounded otherwise
 # Targets by which programs mark what does not count, beside numbers that they compare with.
 _LEFT_OUT = (-1, 0, -100, 255, np.nan)
 _MOST_MARKS = 16  # that are tried
+_MOST_NUMBERS = 10_000  # of a sample that a metric is tried with
 
 _Array = np.ndarray[Any, Any]
 
@@ -103,8 +106,11 @@ def _keeps_apart(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
 def is_seen_to_mix(metric: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether the function of a metric, which gives a value for each sample, makes it from others,
-    too. Of one that cannot be tried that is not seen."""
+    too. Not seen of one that cannot be tried: it has state, or much would have to be made up."""
     function, options = metric._fn, metric._fn_kwargs
+    tensors = keras.tree.flatten((y_true, y_pred))
+    if not isinstance(function, FunctionType) or sum(map(_size_of_sample, tensors)) > _MOST_NUMBERS:
+        return False
     reached = keras.tree.flatten([*_reached_by(function), *options.values()])
     if any(_has_state(each) or isinstance(each, keras.Layer) for each in reached):
         return False
@@ -124,7 +130,8 @@ def is_mixing(name: str, options: Any, y_pred: Any) -> bool:
     """The same of a function of Keras with these options, as one along the axis of samples."""
     if name in MIXING:
         return True
-    axes, rank = options.get("axis", -1), len(keras.tree.flatten(y_pred)[0].shape)
+    shapes = [np.shape(each) for each in keras.tree.flatten(y_pred)[:1]]
+    axes, rank = options.get("axis", -1), max(map(len, shapes), default=0)
     given = axes if isinstance(axes, tuple | list) else (axes,)
     return any(axis is None or axis % max(rank, 1) == 0 < rank for axis in given)
 
@@ -231,6 +238,10 @@ def _made_up(tensor: Any, dtype: Any, seed: int) -> _Array:
     if not keras.backend.is_float_dtype(given):
         values = values.round()
     return values.astype(given if dtype is None else dtype)
+
+
+def _size_of_sample(tensor: Any) -> int:
+    return math.prod(_OPEN if n is None else n for n in tuple(tensor.shape)[1:])
 
 
 def _of_two_values(targets: _Array) -> _Array:

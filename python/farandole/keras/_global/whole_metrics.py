@@ -308,6 +308,9 @@ def _is_number(value: Any) -> bool:
     return len(getattr(value, "shape", (0,))) == 0
 
 
+_TOLD_OF: set[type] = set()
+
+
 def _kind_told(value: Any, metric: Any, steps: Steps) -> Kind:
     """Tells whether a number of a part is a mean or a sum over its samples, and says so if that is
     not known."""
@@ -318,6 +321,9 @@ def _kind_told(value: Any, metric: Any, steps: Steps) -> Kind:
     # Mean takes each number for one of a batch.
     is_sum = _is_whole(value) and not isinstance(metric, keras.metrics.Mean)
     taken = Kind.SUM if is_sum else Kind.MEAN
+    if type(metric) in _TOLD_OF:
+        return taken
+    _TOLD_OF.add(type(metric))  # a program may have many of a kind
     say_once(
         f"metric {metric.name} ({type(metric).__name__}) is told one number of a batch, and "
         "whether that is a mean or a sum over samples, or neither, is not known: it is taken for "
