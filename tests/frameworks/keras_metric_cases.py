@@ -184,13 +184,13 @@ def one_number_that_a_mean_is_told_is_told_of() -> None:
 
     for is_told in (False, True):
         inner = Told([keras.Input((6,)), keras.layers.Dense(1)])
-        inner.told = keras.metrics.Mean(name="dice of a batch") if is_told else None
+        inner.told = keras.metrics.Mean(name="dice_of_a_batch") if is_told else None
         model = hvd.Model(inner)
         model.compile("sgd", "mse", metrics=["mae"])
         with contextlib.redirect_stderr(io.StringIO()) as said:
             model.fit(X, Y, batch_size=BATCH, verbose=0)
         assert said.getvalue().count("is told one number") == (is_told and hvd.rank() == 0)
-        assert said.getvalue().count("metric dice of a batch (Mean)") == (
+        assert said.getvalue().count("metric dice_of_a_batch (Mean)") == (
             is_told and hvd.rank() == 0
         )
 

@@ -1597,7 +1597,7 @@ def a_loss_that_a_layer_adds_is_told() -> None:
     for layer, is_told in [
         (keras.layers.Dense(4, activity_regularizer=Rare(), name="rare"), True),
         (keras.layers.Dense(4, name="known", **penalty), False),
-        (Adding(name="of each"), False),
+        (Adding(name="of_each"), False),
     ]:
         inner = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
         model = compiled(hvd.Model(inner), optimizer="sgd", loss="mse", **UNMEASURED)
