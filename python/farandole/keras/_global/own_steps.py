@@ -151,7 +151,8 @@ def _layer_that_adds(model: Any, loss: Any) -> Any:
     """None for penalties of weights, which are alike on all ranks, and for what regularizers of
     Keras make of outputs, which is a mean over samples."""
     for layer in model._flatten_layers():
-        if any(each is loss for each in layer._get_own_losses()):
+        # On JAX the scope that had them is over, and the layer knows their numbers alone.
+        if id(loss) in layer._loss_ids or any(each is loss for each in layer._get_own_losses()):
             maker = layer if layer.activity_regularizer is None else layer.activity_regularizer
             return None if type(maker).__module__.startswith("keras.") else layer
     return None

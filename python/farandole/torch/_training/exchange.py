@@ -205,24 +205,32 @@ class GradientExchange(Hooked):
         self._passes += 1
 
     def _any_stands(self, but: int) -> bool:
-        """Whether the program has left reduced gradients as they were. Not where it has set them to
-        zero by itself. `but`: has been added to, so that one is asked where there is no other."""
-        others = [i for i in range(len(self.names)) if i != but] or [but]
-        return any(self._stands(i) for i in others)
+        """Whether the program has left reduced gradients as they were, and not set them to zero by
+        itself. `but`: has been added to, so it is not looked at where another one stands."""
+        others = self._standing_besides(but)
+        return any(map(self._has_values, others)) if others else self._is_there(but)
 
-    def _stands(self, i: int) -> bool:
+    def _standing_besides(self, but: int) -> list[int]:
+        """Parameters whose reduced gradient is there, with whatever values."""
+        return [i for i in range(len(self.names)) if i != but and self._is_there(i)]
+
+    def _is_there(self, i: int) -> bool:
+        return self.parameters[i].grad is not None and self._gradients.still_stands(i)
+
+    def _has_values(self, i: int) -> bool:
         grad = self.parameters[i].grad
-        return grad is not None and self._gradients.still_stands(i) and bool(_values(grad).any())
+        return grad is not None and bool(_values(grad).any())
 
     def _refuse_sums(self, but: int) -> None:
         """Refuses sums of all ranks that still stand after a step and would be summed again. A
         mean of what all ranks have alike is the same once more. `but`: has been added to."""
         if not self._is_sum_of_all or self._standing:  # _take() refuses the latter
             return
-        for i, name in enumerate(self.names):
-            if i != but and self._stands(i):
-                raise _summed_already(name)
-        self._is_sum_of_all = False  # the program has set them to zero by itself
+        others = self._standing_besides(but)
+        for i in filter(self._has_values, others):
+            raise _summed_already(self.names[i])
+        if others:
+            self._is_sum_of_all = False  # the program has set them to zero by itself
 
     def _begin(self, *, reducing: bool) -> None:
         self.check_alive()

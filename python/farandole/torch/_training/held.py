@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 
+_overlaps: Any = vars(torch)["_debug_has_internal_overlap"]
+_YES = 1
 _uses_of: Any = vars(torch._C).get("_storage_Use_Count")  # of a storage; since PyTorch 2.1
 
 
 def is_held(grad: torch.Tensor, given: weakref.ref[torch.Tensor] | None) -> bool:
     """`given`: the gradient that we have given the program last, whose memory is also that of
     others. The caller has `grad` in one variable, and nobody else but ``p.grad``."""
-    if sys.getrefcount(grad) > _REFERENCES:
-        return True
-    if _uses_of is None or (given is not None and given() is grad):
-        return False
-    return bool(_uses_of(grad.untyped_storage()._cdata) > _USES)
+    if sys.getrefcount(grad) <= _REFERENCES:
+        if _uses_of is None or (given is not None and given() is grad):
+            return False
+        if _uses_of(grad.untyped_storage()._cdata) <= _USES:
+            return False
+    return not grad.is_inference() and _overlaps(grad) != _YES  # else nothing can be written there
 
 
 def _nobody_holds() -> tuple[int, int]:

@@ -329,7 +329,9 @@ class Shards(Hooked):
             grad = p.grad
             if grad is None:
                 continue
-            if i not in self._brought and self._has_changed(i, grad):
+            takes = i not in self._brought and self._has_changed(i, grad)
+            del grad  # _take() looks who else holds it
+            if takes:
                 self._take(i)  # no hook has seen it
             present[i] = 1
         return bytes(present)
