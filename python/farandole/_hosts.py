@@ -93,14 +93,18 @@ def meet(
     where = replace(where, meeting=replace(meeting, secret=secret))
     with where.telling(mine):  # with what proves who says it
         pair = _secret.Pair() if is_made_here else None
+        numbers = (rank, size) if among is None else (among.rank, among.size)
+        identity = _identity(*numbers)
+    before: _meeting.Met | None = None
     first: list[dict[str, Any]] = []  # what all say before they know what the rest takes
     if pair is not None or where.is_to_be_found():
         key = "" if pair is None else pair.key
-        first = where.first_words(mine | {"boot": boot_id(), "key": key})
+        words = {"boot": boot_id(), "identity": identity, "key": key}
+        before = where.meet_first(mine | words)
+        first = before.table
     with where.telling(mine):
         listeners = _listening.listen(where.of_others(first), avoid=port)
-        numbers = (rank, size) if among is None else (among.rank, among.size)
-        mine |= _words(job, named, agree, listeners, _identity(*numbers))
+        mine |= _words(job, named, agree, listeners, identity)
         if rank == 0:
             mine |= {"world": secrets.token_hex(8), "tuning": tuning}
         if rank == 0 and pair is not None:
@@ -108,7 +112,7 @@ def meet(
             mine["secrets"] = [pair.hidden(secret, w.get("key", "")) for w in first]
     if ranks is not None:
         mine |= _mpi.threads()
-    met = where.exchange(mine)
+    met = where.exchange(mine, before)
     if rank != 0 and pair is not None:
         with _meeting.told(met.line):
             secret = _handed_out(met.table[0].get("secrets", []), rank, pair, first[0])
@@ -128,11 +132,11 @@ class _Where:
     store: KeyValueStore | None
     ranks: Ranks | None
 
-    def exchange(self, mine: dict[str, Any]) -> _meeting.Met:
-        """Every rank's words."""
+    def exchange(self, mine: dict[str, Any], before: _meeting.Met | None = None) -> _meeting.Met:
+        """Every rank's words. `before`: of ranks that have met here, and meet again."""
         meeting, place, check = self.meeting, self.place, _meeting.objection
         if self.ranks is not None:
-            return _mpi_meeting.exchange(self.ranks, meeting, mine, check)
+            return _mpi_meeting.exchange(self.ranks, meeting, mine, check, before)
         if (store := self.store or _meeting.torchruns(meeting, place)) is not None:
             return _meeting.exchange_in(store, f"farandole/{self.job}", meeting, mine, check)
         if not place.port:
@@ -143,12 +147,12 @@ class _Where:
         place = replace(place, at=_listening.receiving_at(place.address))
         return _meeting.exchange(meeting, place, mine, check)
 
-    def first_words(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """The same, before ranks meet here again."""
+    def meet_first(self, mine: dict[str, Any]) -> _meeting.Met:
+        """Every rank's words, before ranks meet here again."""
         met = self.exchange(mine)
         if self.ranks is None:
             met.line.end(self.meeting.look)
-        return met.table
+        return met
 
     @contextmanager
     def telling(self, mine: dict[str, Any]) -> Iterator[None]:

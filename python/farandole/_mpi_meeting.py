@@ -44,8 +44,11 @@ def abandoning(ranks: Ranks | None) -> Iterator[None]:
         raise
 
 
-def exchange(ranks: Ranks, meeting: Meeting, mine: Words, check: Check) -> Met:
+def exchange(
+    ranks: Ranks, meeting: Meeting, mine: Words, check: Check, before: Met | None = None
+) -> Met:
     """Every rank's words, by rank. Rank 0 refuses all of them if ``check`` finds an error.
+    ``before``: of ranks that have met, and meet again; they notice the end of one.
 
     Raises:
         RendezvousError: ranks do not come, or ``check`` refuses.
@@ -56,6 +59,8 @@ def exchange(ranks: Ranks, meeting: Meeting, mine: Words, check: Check) -> Met:
     with abandoning(ranks):
         _mpi.binding()  # a rank that has met watches for the end of MPI
         talk = Talk(_own(ranks, meeting), meeting.secret)
+        if before is not None:
+            talk = talk._replace(look=before.line.look)
         if ranks.rank == 0:
             answer = _gather(talk, ranks.size, mine, check, until)
         else:
@@ -68,7 +73,8 @@ def exchange(ranks: Ranks, meeting: Meeting, mine: Words, check: Check) -> Met:
     if answer["refused"]:
         raise error_in(answer["refused"])
     until += GRACE if ranks.rank == 0 else 2 * GRACE  # rank 0 says who is late
-    return Met(answer["ranks"], _Line(talk, answer["ranks"], ranks.rank, until))
+    plain = talk._replace(look=lambda: None)
+    return Met(answer["ranks"], _Line(plain, answer["ranks"], ranks.rank, until))
 
 
 def open_port(ranks: Ranks, world: int, secret: bytes) -> _core.MpiPort:

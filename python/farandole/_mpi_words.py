@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from farandole._core import RendezvousError
@@ -17,10 +18,12 @@ LOOK = 0.001  # seconds between two looks for what is awaited
 
 
 class Talk(NamedTuple):
-    """Between the ranks of a communicator, who know a secret if they have one."""
+    """Between the ranks of a communicator, who know a secret if they have one. ``look``: called now
+    and then while one is awaited; raises what ends the wait."""
 
     comm: Any
     secret: bytes
+    look: Callable[[], None] = lambda: None
 
     def begin(self, words: Words, rank: int, tag: int, number: str = "") -> Any:
         """To send them; the request is for ``finish``. ``number``: one that the other end has drawn
@@ -49,6 +52,7 @@ class Talk(NamedTuple):
                 return rank, words
             if time.monotonic() >= until:
                 return None
+            self.look()
             time.sleep(LOOK)
 
 
