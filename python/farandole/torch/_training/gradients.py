@@ -161,7 +161,8 @@ class Gradients:
             return
         unwatch(grad)
         if (
-            grad.is_cpu
+            not self._there[i]
+            and grad.is_cpu
             and grad.layout == torch.strided
             and grad.data_ptr() != self._buckets.addresses[i]
             and is_held(grad, self._given[i])
