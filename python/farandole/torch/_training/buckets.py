@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from farandole import _core
+from farandole.torch._training.held import is_held
 from farandole.torch._training.layouts import Strides
 
 
@@ -77,6 +79,7 @@ class Buckets:
         self._views: list[torch.Tensor | None] = []
         self._whole: dict[int, torch.Tensor] = {}
         self.addresses = [0] * len(parameters)  # of views that were made
+        self._given: list[weakref.ref[torch.Tensor] | None] = [None] * len(parameters)  # aliases
 
     def forget(self) -> None:
         """Before they move. Views that users see keep their memory."""
@@ -128,5 +131,20 @@ class Buckets:
         return known
 
     def alias(self, i: int) -> torch.Tensor:
-        """A new tensor over the gradient's place, for the program."""
-        return self.view(i).detach()
+        """A new tensor over the gradient's place, for the program, before that is written to.
+        An older one that it still has, and not as ``p.grad``, keeps its values."""
+        alias, given = self.view(i).detach(), self._given[i]
+        older = None if given is None else given()
+        if (
+            older is not None
+            and older is not self._parameters[i].grad
+            and older.data_ptr() == alias.data_ptr()
+        ):
+            older.data = older.detach().clone()
+        self._given[i] = weakref.ref(alias)
+        return alias
+
+    def is_held(self, i: int, grad: torch.Tensor) -> bool:
+        """Whether the program has the gradient elsewhere than here, by another way than ``p.grad``.
+        The caller has it in one variable."""
+        return grad.data_ptr() != self.addresses[i] and is_held(grad, self._given[i])

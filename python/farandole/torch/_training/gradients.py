@@ -14,7 +14,6 @@ from farandole._core import Error, InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.buckets import Buckets
 from farandole.torch._training.finite import FiniteGradients
-from farandole.torch._training.held import is_held
 from farandole.torch._training.layouts import Strides, in_order_of
 from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
@@ -75,7 +74,6 @@ class Gradients:
         self._marked = bytearray(len(named))  # in this pass
         self._lent: dict[int, torch.Tensor] = {}  # reduced where autograd left them, in this pass
         self._taken = [0] * len(named)  # by parameter: address of what take() has shown
-        self._given: list[weakref.ref[torch.Tensor] | None] = [None] * len(named)  # aliases
         self._homes: dict[int, torch.Tensor] = {}  # where the program holds gradients of this pass
         self._becoming: dict[int, int] = {}  # what this step found to be sparse
         self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
@@ -164,8 +162,7 @@ class Gradients:
             not self._there[i]
             and grad.is_cpu
             and grad.layout == torch.strided
-            and grad.data_ptr() != self._buckets.addresses[i]
-            and is_held(grad, self._given[i])
+            and self._buckets.is_held(i, grad)
         ):
             self._homes[i] = grad
         grad = as_it_is_taken(self._names[i], grad, self._shapes[i])
@@ -206,7 +203,7 @@ class Gradients:
             self._taken[i] = pointer
             self._marked[i] = 1
             return
-        alias = self._alias(i)
+        alias = self._buckets.alias(i)
         address = self._buckets.addresses[i]
         last = self._completes(i)
         if not alike or (last and pointer != address):
@@ -217,20 +214,6 @@ class Gradients:
         self._mark_ready(i, pointer, dims)
         self._taken[i] = address
         p.grad = alias
-
-    def _alias(self, i: int) -> torch.Tensor:
-        """A new gradient for the program, in the bucket. An older one that it still holds keeps
-        its values."""
-        alias, given = self._buckets.alias(i), self._given[i]
-        older = None if given is None else given()
-        if (
-            older is not None
-            and older is not self._parameters[i].grad
-            and older.data_ptr() == alias.data_ptr()
-        ):
-            older.data = older.detach().clone()
-        self._given[i] = weakref.ref(alias)
-        return alias
 
     def _bring(self, i: int, grad: torch.Tensor, dims: int) -> None:
         """Hands in a gradient on a device. Users see their own until the end if compressed."""
@@ -352,7 +335,7 @@ class Gradients:
             p.grad = wire
         elif p.grad is None or p.grad.data_ptr() != self._taken[i]:
             # This rank had none, or a hook has replaced it since.
-            p.grad = self._lent[i] if i in self._lent else self._alias(i)
+            p.grad = self._lent[i] if i in self._lent else self._buckets.alias(i)
         grad = p.grad
         assert grad is not None
         if i in self._homes:

@@ -19,7 +19,7 @@ _uses_of: Any = vars(torch._C).get("_storage_Use_Count")  # of a storage; since 
 
 def is_held(grad: torch.Tensor, given: weakref.ref[torch.Tensor] | None) -> bool:
     """`given`: the gradient that we have given the program last, whose memory is also that of
-    others. The caller has `grad` in one variable, and nobody else but ``p.grad``."""
+    others. The caller, buckets.py, has `grad` in one variable, and its caller in another."""
     if sys.getrefcount(grad) <= _REFERENCES:
         if _uses_of is None or (given is not None and given() is grad):
             return False
@@ -36,9 +36,12 @@ def _nobody_holds() -> tuple[int, int]:
         del given
         return sys.getrefcount(grad)
 
+    def asked(grad: torch.Tensor) -> int:  # as Buckets.is_held()
+        return references(grad, None)
+
     grad = p.grad
     uses = 0 if _uses_of is None else int(_uses_of(grad.untyped_storage()._cdata))
-    return references(grad, None), uses
+    return asked(grad), uses
 
 
 # As a gradient shows them that only its parameter knows.

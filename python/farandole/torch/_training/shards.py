@@ -9,7 +9,6 @@ Where parameters lie on a device both stay there, and go by copies (device_shard
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
@@ -32,7 +31,6 @@ from farandole.torch._training.device_shards import (
 )
 from farandole.torch._training.finite import OwnGradients
 from farandole.torch._training.gradients import as_it_is_taken
-from farandole.torch._training.held import is_held
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.layouts import lay_out_alike
 from farandole.torch._training.names import Names
@@ -109,7 +107,6 @@ class Shards(Hooked):
         self._moved: list[int] = []  # parameters that lie elsewhere in this step
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
-        self._given: list[weakref.ref[torch.Tensor] | None] = [None] * len(self.parameters)
         self._copied: dict[int, tuple[int, int]] = {}  # held gradients, with their version
         self._brought: set[int] = set()  # parameters whose gradient came by backward since then
         self._finite = OwnGradients(named, reduction.process_set)
@@ -220,16 +217,15 @@ class Shards(Hooked):
         address = grad.data_ptr()
         self._copied.pop(i, None)
         if address != self._gradients.addresses[i]:
-            held = is_held(grad, self._given[i])
+            alias = None if self._gradients.is_held(i, grad) else self._gradients.alias(i)
             if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
                 view.copy_(grad)
             else:
                 self.update.take(i, address)
-            if held:
+            if alias is None:
                 self._copied[i] = address, grad._version
             else:
-                p.grad = grad = self._gradients.alias(i)
-                self._given[i] = weakref.ref(grad)
+                p.grad = grad = alias
         watch(grad)
         bucket = self._gradients.places[i].bucket
         self._versions[bucket] = self._gradients.memory(bucket)._version
